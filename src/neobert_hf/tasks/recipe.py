@@ -13,19 +13,12 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
 
 from neobert_hf.common.files import write_json, write_text
-from neobert_hf.common.fingerprints import depends_on, fingerprint
+from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.fine_tuning import (
-    FineTuningArguments,
-    FineTuningTrainer,
-    StartingPoint,
-    build_model,
-    task_config,
-    tokenizer_of,
-)
+from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, load_for_task
 from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint, training_folder
 
 
@@ -130,15 +123,16 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     Returns:
         The trainer, with the weights of the best evaluation.
     """
-    start = StartingPoint(settings.model, trust_remote_code=settings.trust_remote_code)
-    tokenizer = tokenizer_of(start)
     set_seed(arguments.seed)
-    config = task_config(start, task.labels, task.problem, settings.classifier_dropout)
-    if task.pooling is not None:
-        if not hasattr(config, "classifier_pooling"):
-            raise ValueError(f"`pooling` is {task.pooling!r}, but {settings.model} has no such choice: leave it out.")
-        config.classifier_pooling = task.pooling
-    model = build_model(start, task.auto_class, config)
+    model, tokenizer = load_for_task(
+        settings.model,
+        task.auto_class,
+        task.labels,
+        task.problem,
+        settings.classifier_dropout,
+        task.pooling,
+        trust_remote_code=settings.trust_remote_code,
+    )
     length = length_to_cut_at(model, tokenizer, settings.max_length)
     task.encode(tokenizer, length)
 
@@ -148,7 +142,7 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
         settings,
         result_settings(arguments),
         leave_out=("subset", "score_test"),
-        model=start.fingerprint(),
+        model=model_fingerprint(settings.model),
         max_length=length,
         labels=task.labels,
         eval_steps=arguments.eval_steps,

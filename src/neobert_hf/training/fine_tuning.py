@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import BF16, fix, follow_hardware
@@ -54,70 +52,49 @@ UNUSED = {
 TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
 
-@dataclass
-class StartingPoint:
-    """What fine-tuning starts from.
+def load_for_task(
+    name: str,
+    auto_class: Any,
+    labels: list[str] | None,
+    problem: str | None = None,
+    dropout: float = 0.1,
+    pooling: str | None = None,
+    backbone: Path | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Any Transformers encoder in float32 with a new head, and its tokenizer.
 
     Args:
-        model: path or Hub id of the configuration, the tokenizer and, without `backbone`, the weights.
-        backbone: folder of a model with another head, whose backbone is taken instead.
-        trust_remote_code: run code from the model's repository.
-    """
-
-    model: str
-    backbone: Path | None = None
-    trust_remote_code: bool = False
-
-    def __post_init__(self):
-        check_model_exists(self.model, "model")
-
-    def fingerprint(self) -> str:
-        """A text that identifies these weights, since others may have the same name."""
-        return model_fingerprint(self.model)
-
-
-def task_config(
-    start: StartingPoint, labels: list[str] | None, problem: str | None, dropout: float
-) -> PreTrainedConfig:
-    """The model's configuration with the settings of its new head.
-
-    Args:
+        name: path or Hub id of the configuration, the tokenizer and, without `backbone`, the weights.
+        auto_class: the class with the head, such as `AutoModelForTokenClassification`.
         labels: the names of the head's outputs, in order; None keeps those of the configuration.
         problem: `problem_type` of Transformers, for text classifiers.
         dropout: the dropout before the head, for models that have a setting for it.
+        pooling: `classifier_pooling` of models that have it: which hidden states a text classifier reads.
+        backbone: folder of a model with another head, whose backbone is taken instead.
+        trust_remote_code: run code from the model's repository.
     """
-    config = AutoConfig.from_pretrained(start.model, trust_remote_code=start.trust_remote_code)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(name, getattr(config, "vocab_size", None), trust_remote_code=trust_remote_code)
     if labels is not None:
         # These two also set `num_labels`.
         config.id2label = dict(enumerate(labels))
-        config.label2id = {name: number for number, name in enumerate(labels)}
+        config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = problem
-    for name in DROPOUTS.get(config.model_type, ("classifier_dropout",)):
-        setattr(config, name, dropout)
-    return config
-
-
-def build_model(start: StartingPoint, auto_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    """Any Transformers encoder in float32, with a new head.
-
-    Args:
-        auto_class: the class with the head, such as `AutoModelForTokenClassification`.
-        config: from `task_config`.
-    """
+    for setting in DROPOUTS.get(config.model_type, ("classifier_dropout",)):
+        setattr(config, setting, dropout)
+    if pooling is not None:
+        if not hasattr(config, "classifier_pooling"):
+            raise ValueError(f"`pooling` is {pooling!r}, but {name} has no such choice: leave it out.")
+        config.classifier_pooling = pooling
     # Some checkpoints (DeBERTa-v3) are 16-bit, a precision in which AdamW's small steps are rounded away.
-    options = {"config": config, "dtype": torch.float32, "trust_remote_code": start.trust_remote_code}
-    if start.backbone is None:
-        return auto_class.from_pretrained(start.model, **options)
+    options = {"config": config, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    if backbone is None:
+        return auto_class.from_pretrained(name, **options), tokenizer
     model = auto_class.from_config(**options)
-    trained = type(model).from_pretrained(start.backbone, dtype=torch.float32)
+    trained = type(model).from_pretrained(backbone, dtype=torch.float32)
     model.base_model.load_state_dict(trained.base_model.state_dict())
-    return model
-
-
-def tokenizer_of(start: StartingPoint) -> PreTrainedTokenizerBase:
-    options = {"trust_remote_code": start.trust_remote_code}
-    config = AutoConfig.from_pretrained(start.model, **options)
-    return load_tokenizer(start.model, getattr(config, "vocab_size", None), **options)
+    return model, tokenizer
 
 
 @dataclass
@@ -167,7 +144,7 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
 
 class FineTuningTrainer(ResumableTrainer):
-    """Fine-tuning with early stopping, of a model from `build_model` with arguments from `planned`.
+    """Fine-tuning with early stopping, of a model from `load_for_task` with arguments from `planned`.
 
     `compute_metrics` must return a `score`: the larger, the better.
     """

@@ -15,9 +15,8 @@ from transformers import AutoConfig
 
 from neobert_hf.common.fingerprints import SettingsMismatch, model_fingerprint
 from neobert_hf.evaluation.glue import recipe
-from neobert_hf.evaluation.glue.recipe import build_classifier
+from neobert_hf.evaluation.glue.recipe import GlueSettings, load_classifier
 from neobert_hf.evaluation.glue.report import read_published, summarize, write_report
-from neobert_hf.training.fine_tuning import StartingPoint
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, TASKS, best_of, model_folder, predictions_of, results_of, save_encoder
@@ -58,7 +57,7 @@ def test_transfer_takes_the_best_backbone_and_a_new_head(finished, flags, encode
     mnli = model_folder(finished, "mnli")
     for task, labels in (("rte", 2), ("stsb", 1)):
         torch.manual_seed(0)
-        model = build_classifier(StartingPoint(str(encoder), backbone=mnli), TASKS[task], 0.1)
+        model, _ = load_classifier(GlueSettings(str(encoder), [task], "unused"), TASKS[task], mnli)
         stored, state = load_file(mnli / "model.safetensors"), model.state_dict()
         for key, weight in state.items():
             same = weight.shape == stored[key].shape and torch.equal(weight, stored[key])
@@ -134,7 +133,8 @@ def test_an_encoder_whose_files_have_other_names_than_its_modules(flags, tokeniz
     run_glue.main(flags(tmp_path, model=tmp_path / "gte", classifier_dropout=0.25, max_steps=2))
     trained = model_folder(tmp_path, "sst2")
     stored = load_file(trained / "model.safetensors")
-    model = build_classifier(StartingPoint(str(tmp_path / "gte"), backbone=trained), TASKS["mnli"], 0.25)
+    settings = GlueSettings(str(tmp_path / "gte"), ["mnli"], "unused", classifier_dropout=0.25)
+    model, _ = load_classifier(settings, TASKS["mnli"], trained)
     model.save_pretrained(tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
     backbone = {key: weight for key, weight in again.items() if key.startswith(f"{model.base_model_prefix}.")}

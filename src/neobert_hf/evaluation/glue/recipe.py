@@ -27,21 +27,14 @@ from transformers import (
 )
 
 from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.fingerprints import check_same_settings, depends_on, fingerprint
+from neobert_hf.common.fingerprints import check_same_settings, depends_on, fingerprint, model_fingerprint
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.data.entries import read_entry
 from neobert_hf.evaluation.glue.tasks import GlueTask, load_task
 from neobert_hf.evaluation.results import ADVICE
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.fine_tuning import (
-    FineTuningArguments,
-    FineTuningTrainer,
-    StartingPoint,
-    build_model,
-    task_config,
-    tokenizer_of,
-)
+from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, load_for_task
 from neobert_hf.training.metrics import ScoreMetric
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
@@ -206,11 +199,19 @@ def best_first(folder: Path, task: str) -> list[dict]:
 # What is trained in a run, and its score.
 
 
-def build_classifier(start: StartingPoint, task: GlueTask, dropout: float) -> PreTrainedModel:
-    """Any encoder of Transformers in float32, with a new head for the labels of the task."""
-    problem = "single_label_classification" if task.labels is not None else "regression"
-    config = task_config(start, task.labels or ["score"], problem, dropout)
-    return build_model(start, AutoModelForSequenceClassification, config)
+def load_classifier(
+    settings: GlueSettings, task: GlueTask, backbone: Path | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with a new head for the labels of the task, or the backbone of another task's model with one."""
+    return load_for_task(
+        settings.model,
+        AutoModelForSequenceClassification,
+        labels=task.labels or ["score"],
+        problem="single_label_classification" if task.labels is not None else "regression",
+        dropout=settings.classifier_dropout,
+        backbone=backbone,
+        trust_remote_code=settings.trust_remote_code,
+    )
 
 
 def tokenize(splits: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
@@ -268,8 +269,7 @@ class GlueEvaluation:
         self.folder = folder
         self.tasks = tasks
         self.runs = runs
-        self.start = StartingPoint(settings.model, trust_remote_code=settings.trust_remote_code)
-        self.weights = self.start.fingerprint()
+        self.weights = model_fingerprint(settings.model)
         # The rows of each task, and everything that the results of all its runs depend on.
         self.data: dict[str, DatasetDict] = {}
         self.shared: dict[str, dict] = {}
@@ -359,16 +359,14 @@ class GlueEvaluation:
     def _build_trainer(self, run: Run) -> tuple[FineTuningTrainer, Path | None]:
         """The trainer of a run, and the checkpoint to resume from, if there is one."""
         task, splits, folder = self.tasks[run.task], self.data[run.task], self.folder / run.name
-        start, identity = self.start, self.weights
+        identity, backbone = self.weights, None
         if (source := self._source_of(task)) is not None:
-            identity, model = self._best_model(source)
-            start = replace(start, backbone=model)
+            identity, backbone = self._best_model(source)
         arguments = run.arguments(self.arguments, folder, len(splits[task.train]))
         settings = self.shared[run.task] | asdict(run) | {"start": identity}
         set_seed(run.seed)
         resume = newest_checkpoint(folder, settings)
-        classifier = build_classifier(start, task, self.settings.classifier_dropout)
-        tokenizer = tokenizer_of(start)
+        classifier, tokenizer = load_classifier(self.settings, task, backbone)
         rows = tokenize(splits, tokenizer, length_to_cut_at(classifier, tokenizer, self.settings.max_length))
         held_out = {name: len(rows[name]) for name in task.validation}
         trainer = FineTuningTrainer(
