@@ -135,8 +135,6 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, cha
         ({"eval_strategy": "steps"}, "eval_dataset"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"mlm_probability": 1.5}, "mlm_probability"),
-        ({"mask_replace_prob": 15}, "mask_replace_prob"),
-        ({"random_replace_prob": -0.1}, "random_replace_prob"),
     ],
 )
 def test_bad_input_is_refused_before_the_first_step(flags, tmp_path, change, message):
@@ -194,18 +192,11 @@ def test_bf16_autocast_keeps_float32_weights(flags, tmp_path):
     assert moments["exp_avg"].dtype == moments["exp_avg_sq"].dtype == torch.float32
 
 
-@pytest.mark.slow
-def test_byte_level_bpe_trains_as_well(flags, prepared, tmp_path):
-    """Ablation M3."""
+def test_corpora_of_two_tokenizers_do_not_mix(flags, prepared, tmp_path):
+    """Of byte-level BPE, too (ablation M3)."""
     texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
     train_bpe(iter(texts), 600, 128).save_pretrained(tmp_path / "bpe")
     source = f"--source {prepared}/train.jsonl --tokenizer {tmp_path}/bpe --output_dir {tmp_path}/data"
     load_example("prepare_data").main(source.split())
-    log = run(flags(train_data=tmp_path / "data"))
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    assert losses[-1] < losses[0] - 0.2
-    # The corpora of two tokenizers do not mix.
     with pytest.raises(ValueError, match="another tokenizer"):
-        pretrain.main(
-            flags(train_data=tmp_path / "data", validation_data=prepared / "validation", output_dir=tmp_path / "x")
-        )
+        pretrain.main(flags(train_data=tmp_path / "data", validation_data=prepared / "validation"))

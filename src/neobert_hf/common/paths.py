@@ -70,18 +70,14 @@ def check_exists(name: str, setting: str) -> None:
     if path.exists() or not looks_like_path(name):
         return
     folder = next(parent for parent in path.parents if parent.is_dir())
-    near = difflib.get_close_matches(path.relative_to(folder).parts[0], _visible_names(folder), n=1)
+    near = difflib.get_close_matches(path.relative_to(folder).parts[0], os.listdir(folder), n=1)
     advice = f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {held_by(folder)}."
     raise FileNotFoundError(f"`{setting}` is {name!r}, but there is no such file or folder; {advice}")
 
 
-def _visible_names(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("[!.]*"))
-
-
 def held_by(folder: Path) -> str:
     """The first visible files and folders in a folder, for a message."""
-    return ", ".join(_visible_names(folder)[:8]) or "nothing"
+    return ", ".join(sorted(file.name for file in folder.glob("[!.]*"))[:8]) or "nothing"
 
 
 def check_model_exists(name: str, setting: str) -> None:
@@ -100,14 +96,10 @@ def check_model_exists(name: str, setting: str) -> None:
     if (folder := Path(name).expanduser()).exists():
         if any((folder / file).exists() for file in MODEL_FILES):
             return
-        if (folder / "model" / "config.json").exists():
-            raise FileNotFoundError(
-                f"`{setting}` is {name!r}, the output folder of a training run; did you mean {str(folder / 'model')!r}?"
-            )
-        kind = (
-            "a file" if folder.is_file() else f"a folder without {', '.join(MODEL_FILES)}; it holds {held_by(folder)}"
+        raise FileNotFoundError(
+            f"`{setting}` is {name!r}, which holds none of {', '.join(MODEL_FILES)}, but {held_by(folder)}. Give the "
+            "folder of a model, such as the `model` that a training run writes, or an id on the Hub."
         )
-        raise FileNotFoundError(f"`{setting}` is {name!r}, {kind}. Give the folder of a model, or an id on the Hub.")
     try:
         # Few repositories lack all of these. If this one does, the last call raises an error with the reason.
         if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in MODEL_FILES):
