@@ -10,7 +10,7 @@ from mteb.types import PromptType
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
-from neobert_hf.embeddings.prompts import as_prompt, prompt_of, separator_of, separator_text
+from neobert_hf.embeddings.prompts import as_prompt, prompt_of
 from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator
 from neobert_hf.evaluation.mteb.recipe import choose_separator
 from tests.embeddings.conftest import describe
@@ -170,14 +170,11 @@ def test_a_prompt_for_passages_is_one_for_documents(trained):
 
 
 def test_a_tokenizer_reads_the_separator_as_the_end_of_one_text_and_the_beginning_of_another(encoder):
-    tokenizer = SentenceTransformer(str(encoder)).tokenizer
-    prompt = as_prompt("a list of\n", separator_text("special_tokens", tokenizer))
-    assert prompt == "a list of[SEP] [CLS]"
-    one, other = (tokenizer(text)["input_ids"] for text in ("a list of", "numbers"))
-    assert tokenizer(f"{prompt}numbers")["input_ids"] == one + other
-    for name, text in (("space", "Find it. "), ("special_tokens", QUERY), (None, "")):
-        assert separator_of(["", text], tokenizer) == name
-    tokenizer.split_special_tokens = True
+    model = SentenceTransformer(str(encoder))
+    prompt = as_prompt("a list of\n", choose_separator("special_tokens", model))
+    assert prompt == "a list of[SEP] [CLS]" and choose_separator(None, model) == " "
+    one, other = (model.tokenizer(text)["input_ids"] for text in ("a list of", "numbers"))
+    assert model.tokenizer(f"{prompt}numbers")["input_ids"] == one + other
+    model.tokenizer.split_special_tokens = True
     with pytest.raises(ValueError, match="`separator` is special_tokens"):
-        separator_text("special_tokens", tokenizer)
-    assert separator_of([QUERY], tokenizer) == "space"
+        choose_separator("special_tokens", model)

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import check_same_settings
 from neobert_hf.common.settings import nearest, read_yaml
-from neobert_hf.embeddings.prompts import Separator, as_prompt, separator_of, separator_text
+from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
 from neobert_hf.evaluation.mteb.local_tasks import Instruction, read_instruction, read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES
@@ -45,7 +45,7 @@ class MTEBSettings:
         default=None,
         metadata={"help": "YAML file with one for each MTEB task; the model's own prompts if unset", "path": True},
     )
-    separator: Separator | None = field(
+    separator: Literal["space", "special_tokens"] | None = field(
         default=None,
         metadata={"help": "between an instruction and a text; as in the model's own prompts if unset"},
     )
@@ -130,10 +130,33 @@ def build_prompts(
     return prompts
 
 
-def choose_separator(separator: Separator | None, model: SentenceTransformer) -> str:
-    """What stands between an instruction and a text: as set, or else as in the model's own prompts."""
-    separator = separator or separator_of(model.prompts.values(), model.tokenizer) or "space"
-    return separator_text(separator, model.tokenizer)
+def choose_separator(separator: str | None, model: SentenceTransformer) -> str:
+    """What stands between an instruction and a text: as set, or else as in the model's own prompts.
+
+    Special tokens are the end of one text and the beginning of the next: `[SEP] [CLS]` for BERT's tokenizers, including
+    the published model's, and `</s> <s>` for RoBERTa's. The paper does not say what the separator is, and the released
+    code handles it in two ways. Its wrapper for MTEB (scripts/evaluation/wrappers.py) puts `sep_token + " " +
+    bos_token` there, for queries and documents of retrieval and reranking, and nothing before other texts; BERT's
+    tokenizers have no `bos_token`, so their `cls_token` is used here. Its script for MTEB (run_mteb.py) does not use
+    that wrapper and never uses an instruction. It is not known which of these produced the paper's numbers.
+
+    Raises:
+        ValueError: if the tokenizer lacks these tokens, or treats them as ordinary text.
+    """
+    tokenizer = model.tokenizer
+    end, beginning = tokenizer.sep_token or tokenizer.eos_token, tokenizer.bos_token or tokenizer.cls_token
+    special = f"{end} {beginning}"
+    if separator is None and any(prompt.rstrip().endswith(special) for prompt in model.prompts.values()):
+        separator = "special_tokens"
+    if separator != "special_tokens":
+        return " "
+    ids = tokenizer(f"a{special}a", add_special_tokens=False)["input_ids"]
+    if not end or not beginning or not set(tokenizer.convert_tokens_to_ids([end, beginning])) <= set(ids):
+        raise ValueError(
+            f"`separator` is special_tokens, but the tokenizer has no special tokens for the end of a text ({end}) and "
+            f"its beginning ({beginning}), or reads them as words. Set it to space."
+        )
+    return special
 
 
 # Results.
