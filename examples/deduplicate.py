@@ -47,7 +47,7 @@ def main(args: list[str] | None = None) -> None:
     evaluation = runs_of(text for part in parts for text in read_texts(part, settings.column) if text)
 
     # 3. A signature of every row
-    of_rows = DuplicateSettings(settings.column, settings.bands, settings.rows_per_band, settings.seed)
+    of_rows = DuplicateSettings(settings.column, settings.bands, settings.rows_per_band)
     same = depends_on(of_rows, evaluation=fingerprint(evaluation), sizes=sizes_of(plan))
     output = absolute(settings.output_dir)
     signatures, texts = f"{output}/signatures", f"{output}/texts"

@@ -1,7 +1,6 @@
 """Tokenised corpora on disk: what is written is what is read, whole or not at all."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from neobert_hf.data.documents import Documents
@@ -24,16 +23,6 @@ def test_what_is_read_is_what_was_written(folder):
     assert documents[0].dtype == np.int64 and documents.shards_in_folder == [3, 3]
     tokenizer = load_tokenizer(folder)
     assert tokenizer("ab")["input_ids"][0] == 2 and tokenizer.model_max_length == 8
-
-
-def test_record_batches_hold_ten_thousand_documents(tmp_path):
-    rows = [[number, 65_535] for number in range(10_500)]
-    entry = write_shard(f"{tmp_path}/a.arrow", map(np.array, rows), 100_000)
-    assert (entry["documents"], entry["tokens"]) == (10_500, 21_000)
-    with pa.memory_map(str(tmp_path / "a.arrow")) as file:
-        batches = list(pa.ipc.open_stream(file))
-    assert [len(batch) for batch in batches] == [10_000, 500]
-    assert [row for batch in batches for row in batch["input_ids"].to_pylist()] == rows
 
 
 def test_a_shard_is_written_whole_or_not_at_all(tmp_path):

@@ -113,7 +113,7 @@ def test_parquet_gives_only_what_is_asked_for_and_labels_by_name(tmp_path):
     columns |= {"label": [1, -1], "tags": [[0, 1], []]}
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table(columns, schema=features.arrow_schema), file)
-    assert cells(file, ["text", "label", "tags"]) == [
+    assert cells(file, ["text", "label", "tags", "text"]) == [
         {"text": "a", "label": "yes", "tags": ["no", "yes"]},
         {"text": "b", "label": None, "tags": []},
     ]

@@ -41,7 +41,6 @@ class DuplicateSettings:
     rows_per_band: int = field(
         default=8, metadata={"help": "MinHash values in a band; 16 bands of 8 find texts that share some 70% or more"}
     )
-    seed: int = field(default=0, metadata={"help": "of the hash functions"})
 
 
 def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -> tuple[pa.Table, dict[str, Any]]:
@@ -56,7 +55,7 @@ def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -
     for text in read_texts(part, settings.column):
         words = WORD.findall(text.lower())
         exact.append(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")))
-        signature = RMinHash(num_perm=settings.bands * settings.rows_per_band, seed=settings.seed)
+        signature = RMinHash(num_perm=settings.bands * settings.rows_per_band, seed=0)
         signature.update(_runs(words, SHINGLE))
         values = np.array(signature.digest(), dtype=np.uint32).reshape(settings.bands, settings.rows_per_band)
         bands.append([xxhash.xxh3_64_intdigest(band.tobytes()) for band in values])

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import fsspec
@@ -240,10 +239,10 @@ def _class_names(cell: Any, names: list[str]) -> Any:
 
 
 Reader = Callable[[Path, Sequence[str] | None], Iterator[dict[str, Any]]]
-READERS: Mapping[str, Reader] = MappingProxyType(
-    {".parquet": read_parquet, ".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".tsv": read_csv}
-    | dict.fromkeys((".txt", ".md", ".markdown", ".rst"), read_document)
-)
+READERS: Mapping[str, Reader] = {
+    **{".parquet": read_parquet, ".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".tsv": read_csv},
+    **dict.fromkeys((".txt", ".md", ".markdown", ".rst"), read_document),
+}
 
 
 def read_rows(
@@ -276,6 +275,8 @@ def read_rows(
     >>> questions = [row.text("question") for row in read_rows("pairs.jsonl", ["question"])]
     ```
     """
+    # The same column may serve two purposes.
+    columns = None if columns is None else list(dict.fromkeys(columns))
     if files := local_files(source, readers):
         check_local(source, subset, split)
         rows = read_files(files, columns, readers)
