@@ -115,7 +115,13 @@ def prepare(settings: PrepareArguments) -> Manifest:
         manifest.finished = True
         manifest.save(output)
         remove_leftovers(output)
-    print(summary(settings.output_dir, manifest), flush=True)
+    counts = manifest.counts
+    print(
+        f"{settings.output_dir}: {counts['documents']:,} documents, {counts['tokens']:,} tokens in "
+        f"{len(manifest.shards)} shards; {counts['tokens_1024']:,} documents of 1,024 tokens or more, "
+        f"{counts['tokens_2048']:,} of 2,048 or more; {counts['too_short']:,} left out as too short",
+        flush=True,
+    )
     return manifest
 
 
@@ -284,13 +290,3 @@ def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool)
             windows = [encoding, *encoding.overflowing] if split else [encoding]
             # An array takes a tenth of the memory of a list of numbers.
             yield [np.array(window.ids, np.int32) for window in windows if len(window) >= 4]
-
-
-def summary(output: str, manifest: Manifest) -> str:
-    """One line about a prepared folder."""
-    counts = manifest.counts
-    return (
-        f"{output}: {counts['documents']:,} documents, {counts['tokens']:,} tokens in {len(manifest.shards)} shards; "
-        f"{counts['tokens_1024']:,} documents of 1,024 tokens or more, {counts['tokens_2048']:,} of 2,048 or more; "
-        f"{counts['too_short']:,} left out as too short"
-    )

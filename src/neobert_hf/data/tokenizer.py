@@ -14,6 +14,8 @@ from neobert_hf.data.tables import stream_text
 
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+# NeoBERT has no token types.
+INPUTS = ["input_ids", "attention_mask"]
 # As in bert-base-uncased: [PAD] at 0, [UNK] at 100, [MASK] at 103.
 WORDPIECE_RESERVED = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -69,7 +71,7 @@ def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> B
     untrained.train_from_iterator(texts, trainer)
     # In the tokenizer, only the five special tokens are special: [unused0] in a text is ordinary text.
     vocab = dict(sorted(untrained.get_vocab().items(), key=lambda entry: entry[1]))
-    return BertTokenizer(vocab=vocab, **_wrapper_options(max_length))
+    return BertTokenizer(vocab=vocab, model_max_length=max_length, model_input_names=INPUTS)
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -89,12 +91,9 @@ def train_bpe(texts: Iterator[str], vocab_size: int, max_length: int) -> PreTrai
         pair="[CLS] $A [SEP] $B [SEP]",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS, **_wrapper_options(max_length))
-
-
-def _wrapper_options(max_length: int) -> dict:
-    # NeoBERT has no token types.
-    return {"model_max_length": max_length, "model_input_names": ["input_ids", "attention_mask"]}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_length, model_input_names=INPUTS, **SPECIAL_TOKENS
+    )
 
 
 def with_special_tokens(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
