@@ -118,43 +118,33 @@ def choose_positions(
 
 
 def read_texts(
-    settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
-) -> dict[int | None, list[MaskableText]]:
-    """The documents at each of `lengths`, or under None if there are none; both short ones first.
+    settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase, length: int | None
+) -> list[MaskableText]:
+    """The documents of at least `length` tokens, cut to it; if it is None, all, cut to `max_length`. Short ones first.
 
     Raises:
         ValueError: if a document has nothing to mask, or no document is long enough.
     """
-    texts: dict[int | None, list[MaskableText]] = {length: [] for length in sorted(settings.lengths) or [None]}
-    documents, longest = 0, 0
+    cut, wanted = length or settings.max_length, max(settings.min_tokens, length or 0)
+    texts, documents, longest = [], 0, 0
     stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
     for number, document in enumerate(tqdm(stream, "documents", unit="", leave=False)):
         tokens = len(tokenizer(document, verbose=False)["input_ids"])
         longest = max(longest, tokens)
-        if tokens < settings.min_tokens:
-            continue
-        for length, found in texts.items():
-            if length is not None and tokens < length:
-                continue
-            cut = length or settings.max_length
-            options = {"truncation": cut is not None, "max_length": cut, "verbose": False}
-            ids = tokenizer(document, **options)["input_ids"]
-            text = choose_positions(number, ids, tokenizer.all_special_ids, settings.sample)
-            if not len(text.positions):
+        if tokens >= wanted:
+            ids = tokenizer(document, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"]
+            texts.append(choose_positions(number, ids, tokenizer.all_special_ids, settings.sample))
+            if not len(texts[-1].positions):
                 raise ValueError(
                     f"Row {number:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
                     "remove it, or leave short documents out with `min_tokens`."
                 )
-            found.append(text)
-        documents += 1
+        documents += tokens >= settings.min_tokens
         if documents == settings.max_documents:
             break
-    for length, found in texts.items():
-        if not found:
-            wanted = f"at least {max(settings.min_tokens, length or 0):,} tokens"
-            raise ValueError(f"No document of {settings.source!r} has {wanted}; the longest read has {longest:,}.")
-        found.sort(key=lambda text: (len(text.ids), text.document))
-    return texts
+    if not texts:
+        raise ValueError(f"No document of {settings.source!r} has {wanted:,} tokens; the longest read has {longest:,}.")
+    return sorted(texts, key=lambda text: (len(text.ids), text.document))
 
 
 def masked_batches(
@@ -280,7 +270,8 @@ def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
     scores = []
     for name, path in settings.paths.items():
         tokenizer, weights = tokenizer_of(path), model_fingerprint(path)
-        by_length = read_texts(settings, tokenizer)
+        lengths = sorted(settings.lengths) or [None]
+        by_length = {length: read_texts(settings, tokenizer, length) for length in lengths}
         for rope in settings.rope:
             model = load_model(path, rope, settings)
             # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the longest

@@ -61,9 +61,8 @@ def test_a_task_that_is_called_like_a_dataset_of_the_training_has_its_prompt(mod
     encoder = InstructionEncoder(model, "m", {})
     tasks = {task.metadata.name: task.metadata for task in benchmark_tasks()}
     assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": ""}
-    model.prompts |= {"MSMARCO-document": "Page: ", "document": "Text: "}
-    assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": "Page: "}
     del model.prompts["MSMARCO-document"]
+    model.prompts["document"] = "Text: "
     assert encoder.prompts_of(tasks["MSMARCO"]) == {"query": "Find. ", "document": "Text: "}
     assert encoder.prompts_of(tasks["NQ"]) == {"query": "Ask. ", "document": "Text: "}
     assert encoder.prompts_of(tasks["STS12"]) == {"text": "Alike? "} != encoder.prompts_of(tasks["STS13"])

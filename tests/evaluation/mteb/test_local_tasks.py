@@ -11,19 +11,10 @@ from neobert_hf.evaluation.mteb.local_tasks import LocalTask, make_task, read_lo
 from tests.helpers.mteb_tasks import random_texts, write_rows
 
 
-def test_function_and_yaml_make_the_same_task(local):
-    (by_yaml, *_), instructions = read_local_tasks(local / "tasks.yaml")
-    files = {"data": local / "search.jsonl", "corpus": local / "more.parquet"}
-    by_call = make_task(LocalTask("Search", "Retrieval", **files, columns={"query": "question"}))
-    assert by_call.metadata == by_yaml.metadata
-    assert instructions["Search"] == {"query": "the cat sat", "document": "a dog"}
-    assert instructions["Rerank"] == {"query": "the dog ran"} and instructions.keys() == {
-        "Search",
-        "Rerank",
-        "Similarity",
-    }
-    by_call.load_data()
-    split = by_call.dataset["default"]["test"]
+def test_a_corpus_is_the_relevant_documents_and_further_ones(local):
+    task = read_local_tasks(local / "tasks.yaml")[0][0]
+    task.load_data()
+    split = task.dataset["default"]["test"]
     assert split["top_ranked"] is None and set(split["relevant_docs"]) == set(split["queries"]["id"])
     assert set(split["corpus"]["text"]) == set(random_texts(24, seed=1) + random_texts(24, seed=2))
 

@@ -192,7 +192,7 @@ def read_results(folder: Path, task: str = "*") -> dict[Path, dict]:
 
 
 def best_first(folder: Path, task: str) -> list[dict]:
-    """The results of a task."""
+    """The results of the finished runs of one model on a task, the best first."""
     return sorted(read_results(folder, task).values(), key=lambda result: -result["score"])
 
 
@@ -314,13 +314,13 @@ class GlueEvaluation:
 
     def _best_model(self, task: str) -> tuple[str, Path]:
         """The name of the best run of a task, and the folder of its model."""
-        for result in best_first(self.folder, task)[:1]:
-            if (model := self.folder / result["run"] / "model").is_dir():
-                return result["run"], model
-        raise CheckpointError(
-            f"{self.folder / task} does not hold the best model of {task}, from which another task starts: run "
-            f"`--task {task}` first, or set `transfer` to false."
-        )
+        finished = best_first(self.folder, task)
+        if not finished:
+            raise CheckpointError(
+                f"{self.folder / task} has no result of {task}, from whose best model another task starts: run "
+                f"`--task {task}` first, or set `transfer` to false."
+            )
+        return finished[0]["run"], self.folder / finished[0]["run"] / "model"
 
     def complete(self, run: Run) -> None:
         """Do what is left of a run: everything, or only tidy up if it already has a result."""
