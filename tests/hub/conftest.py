@@ -1,4 +1,4 @@
-"""The packages of npm that two tests share."""
+"""A contextual model, and the packages of npm, which several tests share."""
 
 import os
 import shutil
@@ -6,9 +6,28 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+
+from neobert_hf.embeddings.contextual import build_contextual_encoder
+from tests.helpers.models import small_model
+from tests.helpers.small_tokenizer import small_tokenizer
 
 
 JAVASCRIPT = Path(__file__).parent / "transformers_js"
+
+
+@pytest.fixture(scope="session")
+def contextual_model(tmp_path_factory) -> Path:
+    """As training leaves it, here of random weights."""
+    folder = tmp_path_factory.mktemp("contextual")
+    small_model(vocab_size=200).save_pretrained(folder / "encoder")
+    small_tokenizer(200, model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder / "encoder")
+    torch.manual_seed(0)
+    context = {"context_size": 2, "context_dropout": 0.1, "soft_prompts": 2, "text_position": 0}
+    model = build_contextual_encoder(str(folder / "encoder"), 64, **context)
+    model.prompts = {"query": "find: ", "document": ""}
+    model.save_pretrained(str(folder / "model"))
+    return folder / "model"
 
 
 @pytest.fixture(scope="session")

@@ -25,12 +25,23 @@ def load_all(**trust) -> dict:
 
     tokenizer = AutoTokenizer.from_pretrained("me/mlm", **trust)
     model = AutoModelForMaskedLM.from_pretrained("me/mlm", **trust)
+    contextual = SentenceTransformer("me/contextual", device="cpu", **trust)
     return {
         "module": type(model).__module__,
         "logits": outputs(model, tokenizer),
         "states": outputs(AutoModel.from_pretrained("me/mlm", **trust), tokenizer),
         "embeddings": SentenceTransformer("me/embedder", **trust).encode(TEXTS, convert_to_tensor=True),
+        "contextual": both_stages(contextual),
     }
+
+
+def both_stages(model) -> torch.Tensor:
+    """Of a contextual model: the context, queries and documents with it, and without one; (8, width)."""
+    context = model.encode(TEXTS, convert_to_tensor=True)
+    options = {"convert_to_tensor": True}
+    queries = model.encode_query(TEXTS, dataset_embeddings=context, **options)
+    documents = model.encode_document(TEXTS, dataset_embeddings=context, **options)
+    return torch.cat([context, queries, documents, model.encode(TEXTS, dataset_embeddings=context[:0], **options)])
 
 
 def user(folder: Path) -> dict:

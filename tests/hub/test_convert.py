@@ -178,6 +178,11 @@ def test_what_the_original_cannot_express_is_refused(case, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_contextual_model_is_refused(contextual_model, tmp_path):
+    command = ["convert", str(contextual_model), str(tmp_path / "out"), "--to", "original"]
+    assert "NeoBERTContextualModel" in main(command) and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("wrong", [[], ["convrt"]])
 def test_a_command_that_does_not_exist(wrong):
     with pytest.raises(SystemExit) as exit:

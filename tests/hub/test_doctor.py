@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from transformers import AutoTokenizer
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTContextualModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.cli import main
 from neobert_hf.common.files import write_json
 from neobert_hf.hub.doctor import CHECKS, diagnose
@@ -149,6 +150,33 @@ def test_damage_is_found_and_named(damage, healthy, tmp_path, capsys):
     assert main(["doctor", str(tmp_path / "folder")]) == 1
     (failed,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
     assert failed.split()[1] == check and name in failed
+
+
+@pytest.fixture(scope="module")
+def contextual(contextual_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doctor") / "contextual"
+    shutil.copytree(contextual_model, folder)
+    model, tokenizer = NeoBERTContextualModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
+    return folder
+
+
+CONTEXTUAL_DAMAGES = {
+    "second stage": (edit_tensors(lambda t: t["second_stage.layer_norm.weight"].mul_(1.5)), "outputs", "second_stage"),
+    "position": (edit_json("config.json", text_position=4), "outputs", "second_stage"),
+    "class": (edit_json("config.json", architectures=["NeoBERTModel"]), "config", "NeoBERTContextualModel"),
+    "code": (remove("contextual_neobert.py"), "code", "contextual_neobert.py"),
+}
+
+
+@pytest.mark.parametrize("damage", CONTEXTUAL_DAMAGES)
+def test_a_damaged_contextual_model(damage, contextual, tmp_path):
+    assert set(statuses(contextual).values()) == {"ok"}
+    change, check, name = CONTEXTUAL_DAMAGES[damage]
+    shutil.copytree(contextual, tmp_path / "folder")
+    change(tmp_path / "folder")
+    (failed,) = [finding for finding in diagnose(tmp_path / "folder") if finding.status == "FAIL"]
+    assert failed.check == check and name in failed.text
 
 
 FOREIGN = '[{"idx": 0, "name": "0", "type": "custom.Transformer", "path": ""}]'

@@ -28,7 +28,7 @@ from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
 from tests.helpers.hub_server import HubServer
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.hub.hub_clients import TEXTS, outputs
+from tests.hub.hub_clients import TEXTS, both_stages, outputs
 
 
 AUTO_MAP = NeoBERTConfig.auto_classes
@@ -50,13 +50,14 @@ SENTENCE_FILES = {
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Path:
-    """Folders `mlm` and `embedder` as they leave training, what their cards shall say, and a `page`."""
+def work(contextual_model, tmp_path_factory) -> Path:
+    """Folders `mlm`, `embedder` and `contextual` as they leave training, what their cards shall say, and a `page`."""
     folder = tmp_path_factory.mktemp("publish")
     small_model(NeoBERTForMaskedLM, vocab_size=200).save_pretrained(folder / "mlm")
     small_tokenizer(200).save_pretrained(folder / "mlm")
     modules = [Transformer(str(folder / "mlm")), Pooling(64, pooling_mode="mean")]
     SentenceTransformer(modules=modules).save_pretrained(str(folder / "embedder"))
+    shutil.copytree(contextual_model, folder / "contextual")
     # What is not of the model is not published.
     for name in ("1_Pooling/pytorch_model.bin", ".env", "optimizer.pt", "notes.txt", "id_rsa"):
         (folder / "embedder" / name).write_text("secret")
@@ -146,11 +147,11 @@ def build(work: Path, source: str, folder: Path, **options) -> ModelCard:
 
 @pytest.fixture(scope="module")
 def hub(work):
-    """A Hub with both models."""
+    """A Hub with the three models."""
     with HubServer() as hub:
-        for name in ("mlm", "embedder"):
-            build(work, name, work / "published" / name, card=str(work / "card.yaml"))
-            hub.repositories[f"me/{name}"] = content_of(work / "published" / name)
+        for name in ("mlm", "embedder", "contextual"):
+            build(work, name, work / "me" / name, card=str(work / "card.yaml"))
+            hub.repositories[f"me/{name}"] = content_of(work / "me" / name)
         yield hub
 
 
@@ -166,8 +167,10 @@ def check_loaded(results: dict, work: Path) -> None:
     embedder = SentenceTransformer(str(work / "embedder"))
     expected = {"logits": outputs(model, tokenizer), "states": outputs(model.model, tokenizer)}
     expected |= {"embeddings": embedder.encode(TEXTS, convert_to_tensor=True)}
+    expected |= {"contextual": both_stages(SentenceTransformer(str(work / "contextual"), device="cpu"))}
     for name, tensor in expected.items():
         assert torch.equal(results[name], tensor), name
+    assert len(results["contextual"].unique(dim=0)) == 8
 
 
 @pytest.mark.slow
@@ -213,7 +216,7 @@ def test_every_class_saves_the_whole_auto_map_and_its_code(name, tmp_path):
 
 def test_publishing_a_published_folder_changes_nothing(hub, work, tmp_path):
     """What its card says need not be said again."""
-    build(work / "published", "embedder", tmp_path / "again")
+    build(work / "me", "embedder", tmp_path / "again")
     assert content_of(tmp_path / "again") == hub.repositories["me/embedder"]
 
 
@@ -239,7 +242,7 @@ def test_an_original_checkpoint_keeps_its_tensors_and_gets_the_code(shared, tmp_
 
 
 def test_card_tells_what_is_known_and_nothing_else(hub, work, monkeypatch):
-    """Whoever copies the lines out of it gets the model. Here `me/mlm` is a local folder."""
+    """Whoever copies the lines out of it gets the model."""
     card = ModelCard(hub.repositories["me/mlm"]["README.md"].decode())
     data = card.data
     assert (data.license, data.language, data.pipeline_tag) == ("mit", ["en"], "fill-mask")
@@ -251,11 +254,24 @@ def test_card_tells_what_is_known_and_nothing_else(hub, work, monkeypatch):
     for text in (f"{model.num_parameters():,} parameters", "The first thousand documents.", "git+PACKAGE_URL"):
         assert text in card.text, text
     assert not re.search(r"{{|{%|None", card.text)
-    (work / "me").symlink_to(work / "published")
+    names = run_code_of(card, work, monkeypatch)
+    assert torch.equal(outputs(names["model"], names["tokenizer"]), outputs(model, names["tokenizer"]))
+
+
+def run_code_of(card: ModelCard, work: Path, monkeypatch) -> dict:
+    """The names after the lines of Python below the mark. From the current folder, `me/...` are local folders."""
     monkeypatch.chdir(work)
     names: dict = {}
-    exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], names)
-    assert torch.equal(outputs(names["model"], names["tokenizer"]), outputs(model, names["tokenizer"]))
+    for code in re.findall(r"```python\n(.*?)```", card.text.split(MARK)[1], re.DOTALL):
+        exec(code, names)
+    return names
+
+
+def test_the_card_of_a_contextual_model_says_how_it_is_used(hub, work, monkeypatch):
+    card = ModelCard(hub.repositories["me/contextual"]["README.md"].decode())
+    assert card.data.pipeline_tag == "feature-extraction" and "contextual" in card.data.tags
+    names = run_code_of(card, work, monkeypatch)
+    assert names["queries"].shape == (1, 64) and names["documents"].shape == (2, 64)
 
 
 def test_the_card_of_sentence_transformers_is_joined(work, tmp_path):
