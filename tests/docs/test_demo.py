@@ -57,14 +57,7 @@ def test_a_model_that_learnt_nothing_is_a_failure():
         demo.check_learning(4.1, 4.1, "settings.yaml")
 
 
-@pytest.mark.parametrize(
-    "flag, value, message",
-    [
-        ("--max_document", "8", "did you mean '--max_documents'"),
-        ("--max_documents", "3", "raise `max_documents`"),
-    ],
-)
-def test_bad_settings(tmp_path, flag, value, message):
+def test_too_few_documents(tmp_path):
     settings = ["--config", str(ROOT / "configs" / "demo.yaml"), "--output_dir", str(tmp_path)]
-    with pytest.raises(ValueError, match=message):
-        demo.main([*settings, flag, value])
+    with pytest.raises(ValueError, match="max_documents"):
+        demo.main([*settings, "--max_documents", "3"])

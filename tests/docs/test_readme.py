@@ -36,12 +36,6 @@ def test_a_command_and_a_guide_for_every_want(runner):
         runner.run_command(shlex.split(command))
 
 
-def test_it_says_at_once_that_the_published_model_gives_no_embeddings():
-    """Before any code that uses it."""
-    beginning = README.read_text().split("## The published model")[0]
-    assert "not an embedding model" in beginning and "examples/finetune_embeddings.py" in beginning
-
-
 def test_folders_of_the_tree_exist():
     tree = README.read_text().split("## The tree")[1].split("```")[0]
     folders = re.findall(r"`([\w/]+)/`", tree)

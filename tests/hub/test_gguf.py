@@ -104,31 +104,37 @@ def test_settings_of_the_model_reach_llama_cpp(pooling, tmp_path):
     assert fields["neo-bert.pooling_type"].contents() == kinds[pooling]
 
 
-# What llama.cpp would compute differently, without an error: another encoder or tokenizer, and the name that is said.
+def checkpoint(tokenizer=small_tokenizer, **changes):
+    def save(folder: Path) -> None:
+        small_model(**changes).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+
+    return save
+
+
+def with_a_layer(folder: Path) -> None:
+    model = SentenceTransformer(str(save_checkpoint(folder.with_name("encoder"))), device="cpu")
+    model.append(Dense(64, 64))
+    model.save(str(folder))
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+# What llama.cpp would compute differently, without an error, and the name that is said.
 REFUSED = {
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, small_tokenizer, "yarn"),
-    "positions": ({"rope": False}, small_tokenizer, "rope"),
-    "norm": ({"rms_norm": False}, small_tokenizer, "rms_norm"),
-    "activation": ({"hidden_act": "gelu"}, small_tokenizer, "gelu"),
-    "byte pairs": ({"vocab_size": 400}, lambda: train_bpe(iter(["a b"] * 9), 400, 64), "BPE"),
-    "cased": ({}, lambda: small_tokenizer(do_lower_case=False), "WordPiece"),
+    "yarn": (checkpoint(rope_parameters=YARN), "yarn"),
+    "positions": (checkpoint(rope=False), "rope"),
+    "norm": (checkpoint(rms_norm=False), "rms_norm"),
+    "activation": (checkpoint(hidden_act="gelu"), "gelu"),
+    "head": (lambda folder: save_checkpoint(folder, NeoBERTForMaskedLM), "NeoBERTForMaskedLM"),
+    "layer behind the pooling": (with_a_layer, "Dense"),
+    "byte pairs": (checkpoint(lambda: train_bpe(iter(["a b"] * 9), 400, 64), vocab_size=400), "BPE"),
+    "cased": (checkpoint(lambda: small_tokenizer(do_lower_case=False)), "WordPiece"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_llama_cpp_cannot_compute_is_refused(case, tmp_path):
-    changes, make_tokenizer, name = REFUSED[case]
-    small_model(**changes).save_pretrained(tmp_path / "model")
-    make_tokenizer().save_pretrained(tmp_path / "model")
+    save, name = REFUSED[case]
+    save(tmp_path / "model")
     assert name in export(tmp_path / "model", tmp_path / "gguf")
     assert not (tmp_path / "gguf").exists()
-
-
-def test_what_lies_behind_the_pooling_and_heads_are_refused(tmp_path):
-    model = SentenceTransformer(str(save_checkpoint(tmp_path / "encoder")), device="cpu")
-    model.append(Dense(64, 64))
-    model.save(str(tmp_path / "dense"))
-    save_checkpoint(tmp_path / "masked", NeoBERTForMaskedLM)
-    for name, word in (("dense", "Dense"), ("masked", "NeoBERTForMaskedLM")):
-        assert word in export(tmp_path / name, tmp_path / "gguf")
-        assert not (tmp_path / "gguf").exists()

@@ -10,7 +10,7 @@ const results = [];
 for (const { task, folder, dtype, texts, options } of JSON.parse(readFileSync(requests, "utf-8"))) {
   const tokenizer = await AutoTokenizer.from_pretrained(folder);
   const run = await pipeline(task, folder, { dtype, device: "cpu" });
-  const output = task === "question-answering" ? await run(...texts, options) : await run(texts, options);
+  const output = await run(texts, options);
   results.push({
     ids: texts.map((text) => tokenizer.encode(text)),
     output: output.tolist?.() ?? output,
