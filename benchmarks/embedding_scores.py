@@ -70,15 +70,27 @@ def read_retrievals(data: Path) -> dict[str, Retrieval]:
 
 def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
     """The texts whose words do not occur in sequence in any of the `places`, ignoring case and punctuation."""
+    numbers: dict[str, int] = {}
 
-    def words_of(text: str) -> str:
-        return " ".join(["", *re.findall(r"\w+", text.lower()), ""])
+    def to_numbers(text: str) -> list[int]:
+        return [numbers.setdefault(word, len(numbers)) for word in re.findall(r"\w+", text.lower())]
 
-    places = list(places)
-    # Most stand on a line of their own, which is found at once.
-    lines = {words_of(line) for place in places for line in place.splitlines()}
-    read = " | ".join(map(words_of, places))
-    return [text for text in texts if words_of(text) not in lines and words_of(text) not in read]
+    # Every place ends with a number that does not belong to a word.
+    read = np.array([number for place in places for number in (*to_numbers(place), -1)])
+    found = [np.array(to_numbers(text)) for text in texts]
+    order = np.argsort(read, kind="stable")
+    # Where in `order` the positions of each number begin. The last entry is the end of all.
+    starts = np.searchsorted(read[order], np.arange(len(numbers) + 1))
+    counts = np.diff(starts)
+
+    def is_read(words: np.ndarray) -> bool:
+        # Start from the positions of the rarest word, since there are the fewest of these.
+        rarest = counts[words].argmin()
+        starting = order[starts[words[rarest]] : starts[words[rarest] + 1]] - rarest
+        starting = starting[(starting >= 0) & (starting + len(words) <= len(read))]
+        return any((read[start : start + len(words)] == words).all() for start in starting)
+
+    return [text for text, words in zip(texts, found) if not is_read(words)]
 
 
 def ndcg_at_10(scores: np.ndarray) -> float:
