@@ -3,8 +3,8 @@
     python benchmarks/bert_baseline.py --neobert runs/small/model --config configs/pretrain/small.yaml \\
         --output_dir runs/bert
 
-All further flags are those of the NeoBERT's training. The BERT has the same width, depth and vocabulary. After an
-interruption the same command resumes.
+All further flags are those of the NeoBERT's training. The BERT has the same width, depth and vocabulary. If it is
+interrupted, it begins anew.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, checkpoint_settings, read_data
 from neobert_hf.training.pretraining_trainer import MLMTrainer
-from neobert_hf.training.run_checkpoints import newest_checkpoint, read_progress, step_of
 
 
 class BertOfLabels(BertForMaskedLM):
@@ -75,23 +74,16 @@ def main(args: list[str] | None = None) -> None:
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     data = read_data(settings, arguments)
 
-    # 2. The model, and the point where an interrupted run resumes
+    # 2. The model
     config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
     stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}
-    resume = newest_checkpoint(output, stored)
-    if resume is not None:
-        data.train.sampler.cursor = read_progress(resume).cursor
     set_seed(arguments.seed)
-    if resume is not None and step_of(resume) == arguments.max_steps:
-        # Nothing is left to train, so the trainer does not load the weights.
-        model = BertOfLabels.from_pretrained(resume, attn_implementation="eager")
-    else:
-        model = BertOfLabels(config)
+    model = BertOfLabels(config)
 
     # 3. Training, and a plain BERT
     trainer = MLMTrainer(model, arguments, data, stored)
-    trainer.train_to_the_end(resume)
+    trainer.train_to_the_end(None)
     model.__class__ = BertForMaskedLM
     trainer.save_whole(output / "model")
     write_json(output / "log.json", trainer.state.log_history)

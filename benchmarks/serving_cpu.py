@@ -22,6 +22,7 @@ from runner import (
     GREEN,
     GREY,
     ORANGE,
+    ROOT,
     Settings,
     medians,
     new_figure,
@@ -29,8 +30,7 @@ from runner import (
     set_title,
     table,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.files import write_png
@@ -68,18 +68,14 @@ class ServingSettings(Settings):
 
 
 def make_model(settings: ServingSettings) -> Path:
-    """Make the model with a tokenizer, and its ONNX files in float32 and int8. Returns the folder of both."""
+    """Make the model, with some tokenizer, and its ONNX files in float32 and int8. Returns the folder of both."""
     output = Path(settings.output_dir) / f"{settings.layers}_{settings.width}"
     if not (output / "exported").exists():
         torch.manual_seed(0)
-        sizes = {"num_hidden_layers": settings.layers, "hidden_size": settings.width, "vocab_size": 1000}
+        tokenizer = AutoTokenizer.from_pretrained(ROOT / "benchmarks" / "models" / "small")
+        sizes = {"num_hidden_layers": settings.layers, "hidden_size": settings.width, "vocab_size": len(tokenizer)}
         heads = {"num_attention_heads": settings.width // 64, "intermediate_size": 4 * settings.width}
         NeoBERTModel(NeoBERTConfig(**sizes, **heads)).save_pretrained(output / "model")
-        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(995))]
-        words = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
-        words.pre_tokenizer = pre_tokenizers.Whitespace()
-        special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=4096, **special)
         tokenizer.save_pretrained(output / "model")
         files = {"path": str(output / "model"), "output_dir": str(output / "exported")}
         export(ExportSettings(**files, task="feature-extraction", precisions=["float32", "int8"]))

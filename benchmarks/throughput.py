@@ -18,6 +18,7 @@ plain matrix products of the same type, which are measured before every turn. Fi
 import itertools
 import statistics
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -45,25 +46,26 @@ class ThroughputSettings(Settings):
 
 def measure_turn(settings: ThroughputSettings, name: str, mode: str, runs: StoredRuns, number: int) -> list[dict]:
     """All batches of one model, which is loaded if any of them has not been measured."""
-    bench, ceiling, rows = None, None, []
     lengths = settings.lengths if mode == "forward" else settings.training_lengths
     lengths = [length for length in lengths if length <= ENCODERS[name].longest]
     changes = {"num_hidden_layers": settings.layers} if settings.layers else {}
+
+    @cache
+    def load() -> tuple[float, Bench]:
+        ceiling, _ = product_flops(torch.device(DEVICE), DTYPE)
+        return ceiling, Bench(build_config(name, **changes), "sdpa", DTYPE, mode == "training")
+
+    def measure_batch(length: int, layout: str) -> dict:
+        ceiling, bench = load()
+        count = max(1, settings.tokens // length)
+        of_rows = torch.full((count,), length) if layout == "full" else ragged_lengths(max(RAGGED_ROWS, count), length)
+        packed = layout == "ragged" and name == "NeoBERT"
+        return {**bench.measure(of_rows, packed, settings.seconds), "ceiling": ceiling}
+
+    rows = []
     for length, layout in itertools.product(lengths, ("full", "ragged")):
-
-        def measure_once(length: int = length, layout: str = layout) -> dict:
-            nonlocal bench, ceiling
-            if bench is None:
-                ceiling, _ = product_flops(torch.device(DEVICE), DTYPE)
-                bench = Bench(build_config(name, **changes), "sdpa", DTYPE, mode == "training")
-            count = max(1, settings.tokens // length)
-            full = torch.full((count,), length)
-            of_rows = full if layout == "full" else ragged_lengths(max(RAGGED_ROWS, count), length)
-            packed = layout == "ragged" and name == "NeoBERT"
-            return {**bench.measure(of_rows, packed, settings.seconds), "ceiling": ceiling}
-
         key = f"{name}; {mode}; {length}; {layout}; round {number}; {settings.tokens} tokens; {changes}; {machine()}"
-        found = runs.result(key, measure_once)
+        found = runs.result(key, partial(measure_batch, length, layout))
         rows.append({"model": name, "mode": mode, "length": length, "layout": layout, **found})
     return rows
 

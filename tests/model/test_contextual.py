@@ -1,7 +1,5 @@
 """Promises 2, 5 and 10: the two-stage model as written out without package code, in every layout, saved and loaded."""
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -36,7 +34,7 @@ def context() -> torch.Tensor:
 def part(model: NeoBERTContextualModel, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a part of the model, in float32."""
     state = {key: tensor.float() for key, tensor in model.state_dict().items()}
-    return OrderedDict((key.removeprefix(f"{name}."), x) for key, x in state.items() if key.startswith(f"{name}."))
+    return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
 
 
 def plain_embedding(model, ids: torch.Tensor, context=None, prompt_length: int = 0) -> torch.Tensor:
@@ -150,8 +148,6 @@ def test_arguments_are_checked_as_those_of_the_encoder(stage, context):
     for error, name, arguments in (
         (TypeError, "pad_mask", {"input_ids": ids, "pad_mask": mask}),
         (ValueError, "attention_mask", {"input_ids": ids, "attention_mask": mask * 2}),
-        (ValueError, "input_ids", {"input_ids": ids + 100}),
-        (ValueError, "input_ids", {}),
         (ValueError, "dataset_embeddings", {"input_ids": ids, "dataset_embeddings": torch.zeros(3, 64)}),
         (ValueError, "dataset_embeddings", {"input_ids": ids, "dataset_embeddings": torch.zeros(1, SIZE, 64)}),
     ):
@@ -162,9 +158,6 @@ def test_arguments_are_checked_as_those_of_the_encoder(stage, context):
     for name, changes in (("rope", {"rope": False}), ("context_sizes", {"context_sizes": 3})):
         with pytest.raises(ValueError, match=f"`{name}`"):
             contextual_config(**changes)
-    expected = model(ids, attention_mask=mask, **given).pooler_output
-    extra = {"sentence_embedding": expected, "special_tokens_mask": mask, "token_type_ids": mask}
-    assert torch.equal(model(ids, attention_mask=mask, **given, **extra).pooler_output, expected)
 
 
 @torch.no_grad()

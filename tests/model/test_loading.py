@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from neobert_hf import (
     NeoBERTConfig,
@@ -40,12 +40,10 @@ def rewrite(path, change) -> None:
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def on_meta(path, **options):
+def on_meta(path):
     with torch.device("meta"):
         model = NeoBERTForMaskedLM(NeoBERTConfig.from_pretrained(path))
-    if not options:
-        model.to_empty(device="cpu")
-    model.load_state_dict(load_file(path / "model.safetensors"), **options)
+    model.load_state_dict(load_file(path / "model.safetensors"), assign=True)
     return model
 
 
@@ -55,20 +53,12 @@ def sharded(path):
     return AutoModelForMaskedLM.from_pretrained(path / "shards")
 
 
-def offloaded(path):
-    device_map = {"model.transformer_encoder.1": "disk"}
-    device_map |= dict.fromkeys(["model.encoder", "model.transformer_encoder.0", "model.layer_norm", "decoder"], "cpu")
-    return NeoBERTForMaskedLM.from_pretrained(path, device_map=device_map, offload_folder=path / "offload")
-
-
 LOADERS = {
     "plain": NeoBERTForMaskedLM.from_pretrained,
     "auto": AutoModelForMaskedLM.from_pretrained,
     "device_map": lambda path: NeoBERTForMaskedLM.from_pretrained(path, device_map="auto"),
-    "meta": lambda path: on_meta(path, assign=True),
-    "to_empty": on_meta,
+    "meta": on_meta,
     "sharded": sharded,
-    "offloaded": offloaded,
 }
 
 
@@ -78,11 +68,6 @@ def test_the_loaded_model_is_the_saved_one(loader, mlm_checkpoint):
     # No buffer exists that a loader could leave uninitialised: rotation is computed from the config.
     assert not list(loaded.named_buffers())
     assert torch.equal(outputs_of(loaded), outputs_of(small_model(NeoBERTForMaskedLM)))
-
-
-def test_the_dtype_is_kept(mlm_checkpoint, tmp_path):
-    AutoModelForMaskedLM.from_pretrained(mlm_checkpoint, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
-    assert AutoModel.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -148,6 +133,7 @@ DAMAGES = {
     "block left over": (lambda t: t.update({f"model.{BLOCK}": torch.ones(64, 64)}), BLOCK),
     "misshaped": (lambda t: t.update({f"model.{QKV}": torch.ones(192, 32)}), QKV),
     "misshaped embedding": (lambda t: t.update({"model.encoder.weight": torch.ones(90, 64)}), "encoder.weight"),
+    "head left over": (lambda t: t.update({"head.weight": torch.ones(2)}), "head.weight"),
     "nan": (lambda t: t[f"model.{QKV}"].view(-1)[7:8].fill_(torch.nan), QKV),
     "infinite": (lambda t: t["model.encoder.weight"].view(-1)[7:8].fill_(torch.inf), "encoder.weight"),
 }
@@ -183,6 +169,10 @@ HEADS = {
 }
 
 
+def is_new(name: str, tensor: torch.Tensor) -> bool:
+    return bool((tensor == 0).all()) if name.endswith("bias") else bool(0.01 < tensor.std() < 0.03)
+
+
 @pytest.mark.parametrize("backbone", [NeoBERTForMaskedLM, NeoBERTModel])
 @pytest.mark.parametrize("cls", HEADS)
 def test_a_new_head_on_a_loaded_backbone(cls, backbone, tmp_path):
@@ -190,9 +180,7 @@ def test_a_new_head_on_a_loaded_backbone(cls, backbone, tmp_path):
     model, info = cls.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == HEADS[cls]
     assert torch.equal(outputs_of(model.model), outputs_of(NeoBERTModel.from_pretrained(tmp_path)))
-    for name in HEADS[cls]:
-        tensor = model.get_parameter(name)
-        assert (tensor == 0).all() if name.endswith("bias") else 0.01 < tensor.std() < 0.03, name
+    assert all(is_new(name, model.get_parameter(name)) for name in HEADS[cls])
 
 
 # Multiple choice has the same head as sequence classification, with one output.
@@ -210,13 +198,8 @@ def test_the_head_of_another_task_is_not_taken(source, target, tmp_path):
     foreign = dict(trained.named_parameters())
     for name in HEADS[target]:
         tensor = model.get_parameter(name)
-        assert (tensor == 0).all() if name.endswith("bias") else 0.01 < tensor.std() < 0.03, name
-        if name in foreign and name.endswith("weight"):
-            assert not torch.equal(tensor[:1], foreign[name][:1])
-    # The own head is kept.
-    model.save_pretrained(tmp_path / "saved")
-    again = target.from_pretrained(tmp_path / "saved")
-    assert all(torch.equal(again.get_parameter(name), model.get_parameter(name)) for name in HEADS[target])
+        assert is_new(name, tensor), name
+        assert name.endswith("bias") or name not in foreign or not torch.equal(tensor[:1], foreign[name][:1])
 
 
 @pytest.mark.parametrize(
@@ -236,14 +219,6 @@ def test_a_decoder_or_a_part_of_a_head_that_is_missing(source, lost, tmp_path):
         rewrite(tmp_path, lambda t: t.pop(lost))
     with pytest.raises(ValueError, match=lost or "decoder.bias, decoder.weight"):
         (source if lost else NeoBERTForMaskedLM).from_pretrained(tmp_path)
-
-
-def test_heads_on_top_are_left_over_only_as_a_whole(tmp_path):
-    small_model(NeoBERTForMaskedLM).save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda t: t.update({"head.weight": torch.ones(2)}))
-    for cls in (NeoBERTForMaskedLM, NeoBERTModel, NeoBERTForTokenClassification):
-        with pytest.raises(ValueError, match="head.weight"):
-            cls.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -302,8 +277,6 @@ def test_remote_code_needs_nothing_but_transformers(mlm_checkpoint, tmp_path):
 @torch.no_grad()
 def test_the_published_checkpoint():
     """Golden values of the original code; downloads 1 GB."""
-    from transformers import AutoTokenizer, pipeline
-
     tokenizer = AutoTokenizer.from_pretrained("chandar-lab/NeoBERT")
     assert tokenizer("hello world")["input_ids"] == [101, 7592, 2088, 102]
     model = AutoModel.from_pretrained("chandar-lab/NeoBERT")

@@ -5,7 +5,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel, AutoTokenizer, pipeline
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import tiny_tokenizer
 
@@ -55,47 +55,27 @@ def test_a_second_override_starts_from_the_trained_length(tmp_path):
     assert NeoBERTConfig.from_pretrained(tmp_path / "trained", rope_parameters=dynamic).max_length == 64
 
 
-@pytest.fixture
-def long_folder(tmp_path):
-    """A model of 256 tokens, loaded with YARN of factor 4 and saved with its tokenizer, as the documentation says."""
-
-    def save(cls) -> str:
-        trained = str(tmp_path / "trained")
-        small_model(cls, max_length=256).save_pretrained(trained)
-        tiny_tokenizer().save_pretrained(trained)
-        model = cls.from_pretrained(trained, rope_parameters=YARN)
-        assert model.config.max_length == 1024
-        tokenizer = AutoTokenizer.from_pretrained(trained, model_max_length=model.config.max_length)
-        model.save_pretrained(tmp_path / "long")
-        tokenizer.save_pretrained(tmp_path / "long")
-        return str(tmp_path / "long")
-
-    return save
-
-
 def text_of(words: int, last: str = "cat") -> str:
     return " ".join(["dog"] * (words - 1) + [last])
 
 
-def test_sentence_transformers_read_all_of_it(long_folder, tmp_path):
-    encoder = SentenceTransformer(long_folder(NeoBERTForMaskedLM), device="cpu")
-    assert encoder.max_seq_length == 1024
-    assert encoder.preprocess([text_of(1022)])["input_ids"].shape == (1, 1024)
+def test_pipelines_and_sentence_transformers_read_all_of_it(tmp_path):
+    """A model of 256 tokens, loaded with YaRN of factor 4 and saved with its tokenizer, as the documentation says."""
+    trained, long = str(tmp_path / "trained"), str(tmp_path / "long")
+    small_model(NeoBERTForMaskedLM, max_length=256).save_pretrained(trained)
+    tiny_tokenizer().save_pretrained(trained)
+    model = NeoBERTForMaskedLM.from_pretrained(trained, rope_parameters=YARN)
+    model.save_pretrained(long)
+    AutoTokenizer.from_pretrained(trained, model_max_length=model.config.max_length).save_pretrained(long)
+    extract = pipeline("feature-extraction", long)
+    assert [len(extract(text_of(words), truncation=True)[0]) for words in (1022, 2000)] == [1024, 1024]
+
+    encoder = SentenceTransformer(long, device="cpu")
+    assert encoder.max_seq_length == 1024 == encoder.preprocess([text_of(1022)])["input_ids"].shape[1]
     first, second = (torch.tensor(encoder.encode(text_of(1022, last))) for last in ("cat", "mat"))
     assert (first - second).abs().max() > 1e-6
-    encoder.save(str(tmp_path / "saved"))
-    assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").max_seq_length == 1024
     # What a user sets is saved.
     encoder.max_seq_length = 300
     encoder.save(str(tmp_path / "cut"))
     cut = SentenceTransformer(str(tmp_path / "cut"), device="cpu")
     assert cut.max_seq_length == 300 and cut.preprocess([text_of(1022)])["input_ids"].shape == (1, 300)
-
-
-def test_pipelines_read_all_of_it(long_folder):
-    folder = long_folder(NeoBERTForSequenceClassification)
-    extract = pipeline("feature-extraction", folder)
-    assert [len(extract(text_of(words), truncation=True)[0]) for words in (1022, 2000)] == [1024, 1024]
-    classify = pipeline("text-classification", folder)
-    scores = [classify(text_of(1022, last), truncation=True)[0]["score"] for last in ("cat", "mat")]
-    assert scores[0] != scores[1]
