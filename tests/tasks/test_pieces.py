@@ -114,7 +114,11 @@ def test_a_perfect_model_finds_every_answer_in_every_window(name, length):
     encoded = task.encoded["train"]
     assert (len(encoded) > 12) == (length == 20)
     start, end = np.full((2, len(encoded), length), -5.0)
+    contexts = task.tables["train"]["context"]
     for number, window in enumerate(encoded):
+        # No answer can begin or end with a space that is a token.
+        spans = [span for span in zip(window["starts"], window["ends"]) if span[0] >= 0]
+        assert spans and all(contexts[window["row"]][slice(*span)].strip() for span in spans)
         start[number, window["start_positions"]], end[number, window["end_positions"]] = 5, 5
     # A window without the answer says that there is none, and the answer of another one is worth more than that.
     found = task.metrics("train", task.predict("train", (start, end)))
@@ -131,7 +135,7 @@ def test_answers_of_all_windows_are_ranked_together():
     # An answer of two tokens in the first window, which is better than none there; none in the second one.
     start[0, inside[2]], end[0, inside[3]], start[1, 0], end[1, 0] = 4, 5, 5, 5
     # Too long an answer, and an end before its start.
-    start[0, inside[0]], end[0, inside[1]] = 4.5, -4
+    start[0, inside[1]], end[0, inside[0]] = 4.5, 5.5
     context = task.tables["train"]["context"][0].split()
     assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
     # None is better than every answer in all windows.
