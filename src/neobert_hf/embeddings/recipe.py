@@ -152,8 +152,8 @@ def dense_evaluator(data: TrainingData) -> SequentialEvaluator | None:
     evaluators = [retrieval_evaluator(data)] if "retrieval" in data.evaluation else []
     if sts := data.evaluation.get("sts"):
         # Both sides are queries. This evaluator takes no prompt, so it is added here.
-        first, second = ([sts.prompt + text for text in sts.rows[side]] for side in ("query", "positive"))
-        scores = sts.rows["score"][:]
+        prompt, scores = sts.prompt, sts.rows["score"][:]
+        first, second = ([prompt + text for text in sts.rows[side]] for side in ("query", "positive"))
         evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))
     return SequentialEvaluator(evaluators) if evaluators else None
 
