@@ -36,6 +36,7 @@ from transformers import AutoTokenizer
 from neobert_hf.data.duplicates import DuplicateSettings, sign_part
 from neobert_hf.data.parts import plan_parts
 from neobert_hf.data.preparing import PrepareArguments, prepare
+from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 from neobert_hf.search.documents import Documents, SourceSettings
 from neobert_hf.search.lancedb_index import LanceDBIndex
 
@@ -195,7 +196,11 @@ def embedding_model(name: str, folder: str, changes: dict) -> SentenceTransforme
     return SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension())], device="cpu")
 
 
-def bare_products(model: SentenceTransformer, lengths: list[int], batch: int = 32) -> Callable[[], None]:
+# Texts in a batch: few, so that some dozen texts make batches of like lengths, as the many of a large corpus do.
+BATCH = 8
+
+
+def bare_products(model: SentenceTransformer, lengths: list[int]) -> Callable[[], None]:
     """The matrix products of the real tokens and nothing else, in the batches that `encode` makes: sorted by length."""
     config = model[0].auto_model.config
     weights = [layer.weight.detach() for layer in model.modules() if isinstance(layer, nn.Linear)]
@@ -203,8 +208,8 @@ def bare_products(model: SentenceTransformer, lengths: list[int], batch: int = 3
 
     @torch.no_grad()
     def products() -> None:
-        for start in range(0, len(lengths), batch):
-            rows = lengths[start : start + batch]
+        for start in range(0, len(lengths), BATCH):
+            rows = lengths[start : start + BATCH]
             inputs = {width: torch.ones(sum(rows), width) for width in {weight.shape[1] for weight in weights}}
             for weight in weights:
                 F.linear(inputs[weight.shape[1]], weight)
@@ -217,7 +222,7 @@ def bare_products(model: SentenceTransformer, lengths: list[int], batch: int = 3
 
 
 def measure_encode(settings: CorporaSettings) -> dict[str, dict[str, float]]:
-    """Seconds of `encode` for texts of mixed lengths, beside the bare products of their tokens."""
+    """Seconds of `encode`, and of embed.py's work, for texts of mixed lengths, beside the products of their tokens."""
     texts = list(random_texts(ragged_lengths(settings.texts, settings.longest).tolist()))
     changes = {"num_hidden_layers": settings.layers} if settings.layers else {}
     candidates, tokens = {}, {}
@@ -225,13 +230,19 @@ def measure_encode(settings: CorporaSettings) -> dict[str, dict[str, float]]:
         for name in ("NeoBERT", "BERT-base"):
             model = embedding_model(name, f"{folder}/{name}", changes)
             lengths = [len(ids) for ids in model.tokenizer(texts, truncation=True, max_length=512)["input_ids"]]
-            candidates[name] = partial(model.encode, texts, batch_size=32, show_progress_bar=False)
+            candidates[name] = partial(model.encode, texts, batch_size=BATCH, show_progress_bar=False)
             candidates[f"{name}, products"] = bare_products(model, lengths)
             tokens[name] = sum(lengths)
+        pq.write_table(pa.table({"text": texts}), f"{folder}/texts.parquet")
+        (part,) = plan_parts([f"{folder}/texts.parquet"], len(texts))
+        of_corpus = CorpusSettings(model=f"{folder}/NeoBERT", max_length=512, batch_size=BATCH)
+        candidates["embed.py"] = partial(embed_part, part, of_corpus)
         found = medians(candidates, settings.repeats)
+    rows = {"NeoBERT, `encode`": "NeoBERT", "NeoBERT, `embed.py`": "NeoBERT", "BERT-base, `encode`": "BERT-base"}
+    seconds = [found["NeoBERT"], found["embed.py"], found["BERT-base"]]
     return {
-        name: {"tokens": count, "seconds": found[name], "products": found[f"{name}, products"]}
-        for name, count in tokens.items()
+        label: {"tokens": tokens[name], "seconds": second, "products": found[f"{name}, products"]}
+        for (label, name), second in zip(rows.items(), seconds)
     }
 
 
@@ -260,7 +271,7 @@ PASSAGES, PASSAGE_TOKENS, DIMENSIONS = 100e6, 128, 768
 
 def arithmetic(found: dict) -> str:
     """What corpora of full size take at the rates that were measured."""
-    preparing, encode, recall = found["preparing"], found["encode"]["NeoBERT"], found["recall"]
+    preparing, encode, recall = found["preparing"], found["encode"]["NeoBERT, `embed.py`"], found["recall"]
     rate = preparing["tokens"] / preparing["whole"] / preparing["cores"]
     minhash = preparing["tokens"] / preparing["minhash"]
     embedded = encode["tokens"] / encode["seconds"] / preparing["cores"]
@@ -298,7 +309,7 @@ def encode_table(encode: dict) -> str:
         [name, f"{row['tokens'] / row['seconds']:,.0f}", f"{row['products'] / row['seconds']:.2f}"]
         for name, row in encode.items()
     ]
-    return table(["`encode`, texts of mixed lengths", "real tokens a second", "share of bare products"], rows)
+    return table(["texts of mixed lengths", "real tokens a second", "share of bare products"], rows)
 
 
 def page(stored: dict, folder: Path) -> list[str]:

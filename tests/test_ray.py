@@ -89,6 +89,32 @@ def test_shards_removals_and_vectors_are_those_of_one_process(material, corpus, 
     assert [name for name in found if found[name] != expected[name]] == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "recipe, changes, kills",
+    [
+        ("deduplicate", {"rows_per_part": 16, "bands": 4, "rows_per_band": 4}, (9, 45)),
+        ("embed", {"batch_size": 1}, (4, 9)),
+    ],
+)
+def test_a_recipe_whose_driver_is_killed_twice_ends_as_if_it_had_not_been(material, tmp_path, recipe, changes, kills):
+    settings = {"source": material / "*.parquet", "rows_per_part": 32} | changes
+    settings |= {"model": material / "encoder"} if recipe == "embed" else {}
+    load_example(recipe).main(to_flags(settings | {"output_dir": tmp_path / "one"}))
+    expected, output = content(tmp_path / "one"), tmp_path / "ray"
+    with cluster_of(1, 1) as cluster:
+        flags = to_flags(settings | {"output_dir": output, "ray": cluster.address})
+        for parts in kills:
+            driver = start(flags, script=recipe)
+            while len(list(output.rglob("part-*.json"))) < parts:
+                driver.check_running()
+            driver.kill()
+            assert len(content(output)) < len(expected)
+        start(flags, script=recipe).finish()
+    assert content(output) == expected
+
+
 def kill_worker(cluster) -> None:
     """Kill one that is at work."""
     raylets = [raylet.process.pid for node in cluster.list_all_nodes() for raylet in node.all_processes["raylet"]]

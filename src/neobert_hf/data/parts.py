@@ -164,7 +164,13 @@ def read_texts(part: Part, column: str) -> list[str]:
     Raises:
         ValueError: naming file and row of a cell that holds something else, or of a row that lacks the column.
     """
-    cells = read_part(part, [column]).to_pylist() if part.file.endswith(".parquet") else _read_lines(part)
+    if part.file.endswith(".parquet"):
+        table = read_part(part, [column])
+        if table.schema.field(column).type in (pa.string(), pa.large_string()):
+            return table[column].fill_null("").to_pylist()
+        cells = table.to_pylist()
+    else:
+        cells = _read_lines(part)
     rows = (Row(part.file, index, row) for index, row in enumerate(cells, part.first_row))
     return [row.text_or_none(column) or "" for row in rows]
 
@@ -235,7 +241,10 @@ def do_parts(
                 for part in waiting:
                     call(part)
                     progress.update()
-        return join(plan, folder, settings)
+        records = join(plan, folder, settings)
+        for left in files.glob(f"{glob.escape(root)}/part-*.partial"):  # By workers that were killed.
+            files.rm_file(left)
+        return records
 
 
 def join(plan: list[Part], folder: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
