@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, read_local_tasks
+from neobert_hf.evaluation.mteb.recipe import benchmark_tasks, read_instructions
 from neobert_hf.evaluation.results import name_of_model
 from tests.helpers.mteb_tasks import INSTRUCTIONS, run_local, run_mteb, save_model, write_rows
 
@@ -124,30 +125,33 @@ def test_embeddings_that_are_not_finite_are_an_error(local, tmp_path):
 
 
 V1 = ["--benchmark", "MTEB(eng, v1)"]
-# Flags, or the changes in the file of instructions.
-BAD_SETTINGS = [
+BAD_FLAGS = [
     ([*V1, "--tasks", "STS-12"], "STS-12.*STS12"),
     ([*V1, "--tasks", "Retreival"], "Retreival.*Retrieval"),
     (["--local_tasks", "tasks.yaml", "--instructions", "i.yaml"], "`instructions`.*`benchmark`"),
     ([], "`benchmark`, `local_tasks`"),
+]
+BAD_INSTRUCTIONS = [
     ({"STS12": None}, "i.yaml: STS12"),
     ({"STS-12": "x"}, "'STS-12'.*'STS12'"),
     ({"CQADupstackAndroidRetrieval": "x"}, "CQADupstackAndroidRetrieval"),
     ({"STS12": {"query": "a", "document": "b"}}, "STS12"),
     ({"STS12": {"query": "a", "corpus": "b"}}, "i.yaml: STS12"),
-    ("NQ", "NQ"),
 ]
 
 
-@pytest.mark.parametrize("flags, message", BAD_SETTINGS)
-def test_wrong_settings_and_instructions_are_refused_before_anything_is_loaded(tmp_path, monkeypatch, flags, message):
-    monkeypatch.chdir(tmp_path)
-    if not isinstance(flags, list):
-        changed = (
-            INSTRUCTIONS | flags if isinstance(flags, dict) else {k: INSTRUCTIONS[k] for k in {*INSTRUCTIONS} - {flags}}
-        )
-        Path("i.yaml").write_text(yaml.safe_dump(changed))
-        flags = [*V1, "--instructions", "i.yaml"]
+@pytest.mark.parametrize("flags, message", BAD_FLAGS)
+def test_wrong_settings_are_refused_before_anything_is_loaded(tmp_path, flags, message):
     with pytest.raises(ValueError, match=message):
-        run_mteb.main(["--model", "no/such/model", "--output_dir", "out", *flags])
-    assert not Path("out").exists()
+        run_mteb.main(["--model", "no/such/model", "--output_dir", str(tmp_path / "out"), *flags])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change, message", BAD_INSTRUCTIONS)
+def test_wrong_instructions_are_refused_by_file_and_task(tmp_path, change, message):
+    (tmp_path / "i.yaml").write_text(yaml.safe_dump(INSTRUCTIONS | change))
+    with pytest.raises(ValueError, match=message):
+        read_instructions(str(tmp_path / "i.yaml"), benchmark_tasks())
+    (tmp_path / "i.yaml").write_text(yaml.safe_dump({"STS12": "Find."}))
+    with pytest.raises(ValueError, match="i.yaml has no instruction for .*NQ"):
+        read_instructions(str(tmp_path / "i.yaml"), benchmark_tasks())

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_configurations_are_the_papers_and_those_of_the_second_version():
     )
     assert (first.benchmark, first.dtype, first.max_length) == ("MTEB(eng, v1)", "float16", 1024)
     assert [ROOT / file for file in first.published] == TABLES and second.published == []
+    some = [task.metadata.type for task in collect_tasks(replace(first, tasks=["STS", "NQ"]))[0]]
+    assert sorted(some) == ["Retrieval", *["STS"] * 10]
     tasks, instructions = collect_tasks(second)
     assert len(tasks) == 41 and instructions.keys() == {task.metadata.name for task in tasks}
     assert {entry["query"] for entry in instructions.values()} <= set(INSTRUCTIONS.values())
