@@ -1,4 +1,4 @@
-"""A contextual model, and the packages of npm, which several tests share."""
+"""Models as training leaves them, and the packages of npm, which several tests share."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from tests.helpers.models import small_model
@@ -17,17 +19,31 @@ JAVASCRIPT = Path(__file__).parent / "transformers_js"
 
 
 @pytest.fixture(scope="session")
-def contextual_model(tmp_path_factory) -> Path:
+def encoder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    small_model(vocab_size=200).save_pretrained(folder)
+    small_tokenizer(200, model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def embedding_folder(encoder, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("embedding")
+    modules = [Transformer(str(encoder)), Pooling(64, pooling_mode="mean")]
+    SentenceTransformer(modules=modules).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def contextual_folder(encoder, tmp_path_factory) -> Path:
     """As training leaves it, here of random weights."""
     folder = tmp_path_factory.mktemp("contextual")
-    small_model(vocab_size=200).save_pretrained(folder / "encoder")
-    small_tokenizer(200, model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder / "encoder")
     torch.manual_seed(0)
     context = {"context_size": 2, "context_dropout": 0.1, "soft_prompts": 2, "text_position": 0}
-    model = build_contextual_encoder(str(folder / "encoder"), 64, **context)
+    model = build_contextual_encoder(str(encoder), 64, **context)
     model.prompts = {"query": "find: ", "document": ""}
-    model.save_pretrained(str(folder / "model"))
-    return folder / "model"
+    model.save_pretrained(str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -178,8 +178,8 @@ def test_what_the_original_cannot_express_is_refused(case, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_contextual_model_is_refused(contextual_model, tmp_path):
-    command = ["convert", str(contextual_model), str(tmp_path / "out"), "--to", "original"]
+def test_a_contextual_folder_is_refused(contextual_folder, tmp_path):
+    command = ["convert", str(contextual_folder), str(tmp_path / "out"), "--to", "original"]
     assert "NeoBERTContextualModel" in main(command) and not list(tmp_path.iterdir())
 
 

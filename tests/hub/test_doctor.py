@@ -36,19 +36,17 @@ def masked_lm(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    folder, encoder = tmp_path_factory.mktemp("embedder"), tmp_path_factory.mktemp("encoder")
-    small_model(vocab_size=200).save_pretrained(encoder)
-    small_tokenizer(200).save_pretrained(encoder)
+def embedder(encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embedder")
     modules = [Transformer(str(encoder)), Pooling(64, pooling_mode=("mean", "cls")), Dense(128, 32)]
     SentenceTransformer(modules=modules).save_pretrained(str(folder))
     return folder
 
 
 @pytest.fixture(scope="module")
-def contextual(contextual_model, tmp_path_factory):
+def contextual(contextual_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor") / "contextual"
-    shutil.copytree(contextual_model, folder)
+    shutil.copytree(contextual_folder, folder)
     model, tokenizer = NeoBERTContextualModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
     return folder

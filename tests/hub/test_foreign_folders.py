@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from neobert_hf.cli import main
 from neobert_hf.common.files import write_json
-from tests.helpers.models import small_model
-from tests.helpers.small_tokenizer import small_tokenizer
 
 
 SECRET = "a private key"
@@ -21,13 +17,10 @@ COMMANDS = ("doctor", "publish", "convert", "export")
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> Path:
+def sound(embedding_folder, tmp_path_factory) -> Path:
     """An embedding model. Beside it: a folder with a secret, a pooling and weights."""
     folder = tmp_path_factory.mktemp("sound")
-    small_model(vocab_size=200).save_pretrained(folder / "encoder")
-    small_tokenizer(200).save_pretrained(folder / "encoder")
-    modules = [Transformer(str(folder / "encoder")), Pooling(64, pooling_mode="mean")]
-    SentenceTransformer(modules=modules).save_pretrained(str(folder / "model"))
+    shutil.copytree(embedding_folder, folder / "model")
     shutil.copytree(folder / "model" / "1_Pooling", folder / "outside" / "1_Pooling")
     (folder / "outside" / "secret").write_text(SECRET)
     shutil.copy(folder / "model" / "model.safetensors", folder / "outside")

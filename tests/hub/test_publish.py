@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoTokenizer
 
 import neobert_hf
@@ -50,14 +50,13 @@ SENTENCE_FILES = {
 
 
 @pytest.fixture(scope="module")
-def work(contextual_model, tmp_path_factory) -> Path:
+def work(embedding_folder, contextual_folder, tmp_path_factory) -> Path:
     """Folders `mlm`, `embedder` and `contextual` as they leave training, what their cards shall say, and a `page`."""
     folder = tmp_path_factory.mktemp("publish")
     small_model(NeoBERTForMaskedLM, vocab_size=200).save_pretrained(folder / "mlm")
     small_tokenizer(200).save_pretrained(folder / "mlm")
-    modules = [Transformer(str(folder / "mlm")), Pooling(64, pooling_mode="mean")]
-    SentenceTransformer(modules=modules).save_pretrained(str(folder / "embedder"))
-    shutil.copytree(contextual_model, folder / "contextual")
+    shutil.copytree(embedding_folder, folder / "embedder")
+    shutil.copytree(contextual_folder, folder / "contextual")
     # What is not of the model is not published.
     for name in ("1_Pooling/pytorch_model.bin", ".env", "optimizer.pt", "notes.txt", "id_rsa"):
         (folder / "embedder" / name).write_text("secret")
@@ -267,7 +266,7 @@ def run_code_of(card: ModelCard, work: Path, monkeypatch) -> dict:
     return names
 
 
-def test_the_card_of_a_contextual_model_says_how_it_is_used(hub, work, monkeypatch):
+def test_the_card_of_a_contextual_folder_says_how_it_is_used(hub, work, monkeypatch):
     card = ModelCard(hub.repositories["me/contextual"]["README.md"].decode())
     assert card.data.pipeline_tag == "feature-extraction" and "contextual" in card.data.tags
     names = run_code_of(card, work, monkeypatch)
