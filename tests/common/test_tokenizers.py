@@ -52,27 +52,24 @@ def test_sound_tokenizers_pass(name):
     check_tokenizer(SOUND[name], max(SOUND[name].get_vocab().values()) + 1, name)
 
 
-def test_a_folder_that_lost_its_vocabulary_is_refused(tmp_path):
+LOST = {
+    "a config alone": lambda folder: NeoBERTConfig().save_pretrained(folder),
+    "settings alone": lambda folder: tiny_tokenizer().save_pretrained(folder) and (folder / "tokenizer.json").unlink(),
+    "no words": lambda folder: bert([f"[unused{number}]" for number in range(95)]).save_pretrained(folder),
+    "no JSON": lambda folder: (folder / "tokenizer.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_folder_that_lost_its_vocabulary_is_refused(lost, tmp_path):
     """Transformers would make a tokenizer of special tokens only."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    LOST[lost](tmp_path)
     with pytest.raises(ValueError, match=str(tmp_path)):
         load_tokenizer(tmp_path)
-    # The settings are there, the vocabulary is not.
-    tiny_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        load_tokenizer(tmp_path)
-    bert([f"[unused{number}]" for number in range(95)]).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        load_tokenizer(tmp_path)
-    for file in tmp_path.iterdir():
-        file.unlink()
-    NeoBERTConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_is_nowhere_is_named():
     with pytest.raises(OSError, match="nobody/has-this"):
         load_tokenizer("nobody/has-this")
 

@@ -1,6 +1,4 @@
-"""Every optimizer learns and resumes; Muon takes what it should. The formulas are in test_random_settings.py."""
-
-import math
+"""Muon learns and takes what it should. AdamW and the schedules are in test_random_settings.py."""
 
 import pytest
 import torch
@@ -12,41 +10,29 @@ from neobert_hf.training.pretraining import PretrainingArguments
 from tests.helpers.models import ragged_batch, small_model
 
 
+def build(name, model):
+    settings = {"learning_rate": 2e-3, "weight_decay": 0.1, "use_cpu": True, "bf16": False}
+    return build_optimizer(model, PretrainingArguments("unused", optimizer=name, **settings))
+
+
 def test_a_warm_up_beyond_the_end_is_refused():
     with pytest.raises(ValueError, match="`warmup_steps` is 51"):
         build_schedule("linear", build("adamw", torch.nn.Linear(1, 1)), 51, 50)
 
 
-def build(name, model, **changes):
-    settings = {"learning_rate": 2e-3, "weight_decay": 0.1} | changes
-    return build_optimizer(model, PretrainingArguments("unused", optimizer=name, use_cpu=True, bf16=False, **settings))
-
-
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_every_optimizer_learns_and_resumes_exactly(name):
+def test_every_optimizer_learns(name):
     ids, mask = ragged_batch()
     labels = torch.where(mask.bool(), ids, -100)
-
-    def steps(model, optimizer, number):
-        losses = []
-        for _ in range(number):
-            loss = model(ids, attention_mask=mask, labels=labels).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
     model = small_model(NeoBERTForMaskedLM).train()
-    optimizer = build(name, model)
-    losses = steps(model, optimizer, 12)
-    assert math.isfinite(losses[-1]) and losses[-1] < losses[0] - 0.5
-    again = small_model(NeoBERTForMaskedLM).train()
-    first = build(name, again)
-    steps(again, first, 5)
-    second = build(name, again)
-    second.load_state_dict(first.state_dict())
-    assert steps(again, second, 7) == losses[5:]
+    optimizer, losses = build(name, model), []
+    for _ in range(12):
+        loss = model(ids, attention_mask=mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
 
 
 BERT = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)

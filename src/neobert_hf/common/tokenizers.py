@@ -15,8 +15,6 @@ from neobert_hf.common.paths import check_model_exists
 
 # Every tokenizer of Transformers has at least one file with one of these names.
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "merges.txt", "tekken.json")
-
-
 # How many entries of a vocabulary are checked.
 TRIED = 500
 # Embedding matrices are padded to round numbers of rows: by 900 in mDeBERTa-v3, by one in 40 in DeepSeek's models.
@@ -47,10 +45,9 @@ def load_tokenizer(name_or_path: str | Path, vocab_size: int | None = None, **op
     except OSError:
         raise
     except Exception as error:  # A damaged file may raise anything, and few of these errors name the file.
-        folder = Path(name_or_path, options.get("subfolder", ""))
-        if folder.is_dir() and not any(file for pattern in VOCABULARIES for file in folder.glob(pattern)):
-            raise ValueError(f"{folder} has no tokenizer. Save the tokenizer of its model into it.") from error
-        raise ValueError(f"The tokenizer of {name_or_path} cannot be loaded: {error}") from error
+        raise ValueError(
+            f"The tokenizer of {name_or_path} cannot be loaded ({error}). Save the tokenizer of its model into it."
+        ) from error
     check_tokenizer(tokenizer, vocab_size, str(name_or_path))
     return tokenizer
 
