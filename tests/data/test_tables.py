@@ -113,7 +113,7 @@ def test_parquet_gives_only_what_is_asked_for_and_labels_by_name(tmp_path):
     columns |= {"label": [1, -1], "tags": [[0, 1], []]}
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table(columns, schema=features.arrow_schema), file)
-    assert cells(file, ["text", "label", "tags", "text"]) == [
+    assert cells(file, ["text", "label", "tags"]) == [
         {"text": "a", "label": "yes", "tags": ["no", "yes"]},
         {"text": "b", "label": None, "tags": []},
     ]
@@ -182,6 +182,8 @@ def test_datasets_of_the_hub(hub):
     assert hub[-1] == (("owner/name", "en"), {"split": "test", "streaming": True})
     assert list(stream_text("owner/name", "n")) == ["1", "2"]
     for streaming in (False, True):
+        # One column may serve two purposes.
+        assert cells("owner/name", ["n", "n"], streaming=streaming) == [{"n": 1}, {"n": 2}]
         with pytest.raises(ValueError, match="owner/name.*'body'.*'text', 'n', 'label'"):
             cells("owner/name", ["body"], streaming=streaming)
         with pytest.raises(FileNotFoundError, match="'owner/nothing' is not a local file.*the Hub has no such"):
