@@ -72,15 +72,22 @@ def plan_parts(sources: list[str], rows_per_part: int, skip: int = 0, most: int 
     Raises:
         FileNotFoundError: naming a source that is no file, or matches none.
         ValueError: naming a file that cannot be read.
+        ConnectionError: naming the sources, if the Hub or an object store does not answer.
     """
-    files = []
-    for source in sources:
-        found = sorted(file.full_name for file in fsspec.open_files(source)) if "*" in source else [source]
-        if not found:
-            raise FileNotFoundError(f"{source} matches no file.")
-        files += map(absolute, found)
-    with ThreadPoolExecutor(ASKED_TOGETHER) as threads:
-        return cut(list(zip(files, threads.map(count_rows, files))), rows_per_part, skip, most)
+    try:
+        files = []
+        for source in sources:
+            found = sorted(file.full_name for file in fsspec.open_files(source)) if "*" in source else [source]
+            if not found:
+                raise FileNotFoundError(f"{source} matches no file.")
+            files += map(absolute, found)
+        with ThreadPoolExecutor(ASKED_TOGETHER) as threads:
+            rows = list(threads.map(count_rows, files))
+    except (ValueError, FileNotFoundError):
+        raise
+    except Exception as error:  # The Hub and each object store have errors of their own.
+        raise ConnectionError(f"{', '.join(sources)} cannot be reached: {error}") from error
+    return cut(list(zip(files, rows)), rows_per_part, skip, most)
 
 
 def absolute(path: str) -> str:

@@ -182,12 +182,7 @@ def plan_documents(settings: PrepareArguments) -> list[Part]:
                 f"{source!r} has {others[0]}, which is neither Parquet nor JSON lines. The Hub converts most datasets: "
                 f"name the files in hf://datasets/{source}@refs/convert/parquet/ as the source."
             )
-    try:
-        return plan_parts(files, *rows)
-    except (ValueError, FileNotFoundError):
-        raise
-    except Exception as error:  # The Hub and each object store have errors of their own.
-        raise ConnectionError(f"{source!r} cannot be reached: {error}") from error
+    return plan_parts(files, *rows)
 
 
 def is_cut(file: str) -> bool:
