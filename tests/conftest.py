@@ -2,8 +2,6 @@ import gc
 import json
 import os
 import tempfile
-import time
-import zlib
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -49,25 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "flex_attention" in item.name and not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.slow)
-    # What is quick comes first. Slow files come in another order in every run of CI, which has no time for all of them.
-    until = os.environ.get("SLOW_TESTS_UNTIL", "")
-    items.sort(
-        key=lambda item: zlib.crc32(f"{until} {item.path.name}".encode()) + 1 if item.get_closest_marker("slow") else 0
-    )
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """`.ci/run` samples the slow tests: `SLOW_TESTS_UNTIL`, in seconds since 1970, is when the last one may begin.
-
-    The others are counted as skipped.
-    """
-    late = time.time() > float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))
-    if late and item.get_closest_marker("slow"):
-        pytest.skip("not run: no time is left for slow tests")
 
 
 @pytest.fixture(autouse=True)

@@ -193,9 +193,10 @@ class FineTuningTrainer(ResumableTrainer):
         self.save_whole(folder)
 
     def evaluations(self) -> list[dict]:
-        """Step, loss and metrics of each evaluation, without timings."""
+        """Step, loss and metrics of each evaluation, by name, without timings."""
+        # Sorted, since entries that were read from a checkpoint are: a resumed run writes the same bytes.
         return [
-            {key.removeprefix("eval_"): value for key, value in entry.items() if not key.endswith(TIMINGS)}
+            {key.removeprefix("eval_"): value for key, value in sorted(entry.items()) if not key.endswith(TIMINGS)}
             for entry in self.state.log_history
             if "eval_score" in entry
         ]
