@@ -46,7 +46,7 @@ TOKENIZER = str(ROOT / "models" / "distilled")
 
 @dataclass(kw_only=True)
 class CorporaSettings(Settings):
-    documents: int = field(default=20_000, metadata={"help": "documents of 300 words whose preparing is timed"})
+    documents: int = field(default=60_000, metadata={"help": "documents of 300 words whose preparing is timed"})
     memory_documents: list[int] = field(
         default_factory=lambda: [10_000, 100_000, 1_000_000], metadata={"help": "short documents, for memory"}
     )
