@@ -27,6 +27,12 @@ def outputs(model) -> torch.Tensor:
     return torch.as_tensor(model.predict(PAIRS) if isinstance(model, CrossEncoder) else model.encode(TEXTS))
 
 
+def test_a_rank_above_the_size_of_a_layer_is_refused(encoder):
+    model = build(SentenceTransformer, str(encoder), 24).transformers_model
+    with pytest.raises(ValueError, match="lora_rank"):
+        add_adapters(model, LoraArguments(lora_rank=10_000), seed=0)
+
+
 @pytest.mark.parametrize(
     "name, kind",
     [

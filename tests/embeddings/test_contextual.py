@@ -108,6 +108,7 @@ def test_what_is_refused(model, saved, encoder, tokenizer, texts, tmp_path):
     refused = [
         (lambda: build_contextual_encoder(str(tmp_path / "bert"), 48, **SETTINGS), "'bert'"),
         (lambda: build_contextual_encoder(saved, 48, **SETTINGS | {"context_size": 8}), "context_size"),
+        (lambda: build_contextual_encoder(str(encoder), 48, **SETTINGS | {"context_size": 10**6}), "context_size"),
         (lambda: embed_context(build_encoder(str(encoder), 48), texts, 0), "`embed_context`"),
         (lambda: embed_context(model, ["", " "], 0), "at least one text"),
         (lambda: model.encode(texts, dataset_embeddings=torch.zeros(5, 32)), r"`dataset_embeddings` .*\(5, 32\)"),

@@ -42,7 +42,8 @@ def build_contextual_encoder(path: str, max_length: int, **context: float) -> Se
             `text_position`.
 
     Raises:
-        ValueError: if the model is not a NeoBERT with RoPE, or is a contextual model with other settings.
+        ValueError: if the model is not a NeoBERT with RoPE, reads fewer tokens than the context has documents, or is a
+            contextual model with other settings.
     """
     config = AutoConfig.from_pretrained(path)
     if isinstance(config, NeoBERTContextualConfig):
@@ -53,6 +54,11 @@ def build_contextual_encoder(path: str, max_length: int, **context: float) -> Se
         model = SentenceTransformer(path, model_kwargs={"dtype": torch.float32})
         check_encoder(model[0], path)
     elif isinstance(config, NeoBERTConfig):
+        if context["context_size"] > config.max_length:
+            raise ValueError(
+                f"`context_size` is {context['context_size']:,}, but {path} reads {config.max_length:,} tokens, and a "
+                "document of a context takes the place of one: set it lower."
+            )
         model = _from_encoder(path, config, **context)
     else:
         raise ValueError(f"{path} is a model of type {config.model_type!r}; both stages of CDE must be a NeoBERT here.")
