@@ -136,8 +136,8 @@ def training_flags(settings: RetrievalArguments, model: str, output_dir: Path) -
 
 def make_pairs_of_documents(settings: RetrievalArguments) -> None:
     """Write `pairs.parquet` and `pairs_held_out.parquet`, again if an earlier run has done so."""
-    for file in Path(settings.output_dir).glob("pairs*.parquet"):
-        file.unlink()
+    for name in ("pairs.parquet", "pairs_held_out.parquet"):
+        Path(settings.output_dir, name).unlink(missing_ok=True)
     flags = ["--source", settings.documents, "--column", settings.column, "--kinds", *KINDS]
     flags += ["--held_out", str(settings.held_out), "--output", str(Path(settings.output_dir, "pairs.parquet"))]
     make_pairs.main(flags)

@@ -278,9 +278,9 @@ def test_columns_are_guessed():
     assert [built(kind).problem for kind in TASKS] == ["single_label_classification", None, None]
     several = [row | {"label": [row["label"]]} for row in (*ONES, *OTHERS)]
     task = built("classes", train=several[:2], validation=several[2:])
-    assert task.problem == "multi_label_classification" and task.right("train").tolist() == [[1, 0], [0, 1]]
+    assert task.problem == "multi_label_classification" and task.right["train"].tolist() == [[1, 0], [0, 1]]
     task = built("classes", train=[row | {"label": 0.5 + len(row["text"])} for row in ONES], validation=NUMBERS)
-    assert task.problem == "regression" and task.right("train").tolist() == [3.5, 1.5]
+    assert task.problem == "regression" and task.right["train"].tolist() == [3.5, 1.5]
 
 
 def test_numbers_of_tags_get_the_names_of_the_setting():

@@ -1,8 +1,10 @@
 """Which checkpoints of a run are used, without a training."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.training.run_checkpoints import (
@@ -11,6 +13,7 @@ from neobert_hf.training.run_checkpoints import (
     delete_old,
     mark_complete,
     newest_checkpoint,
+    training_folder,
 )
 
 
@@ -42,3 +45,10 @@ def test_old_checkpoints_go_and_a_copy_of_one_stays(run):
     (run / "checkpoint-3-backup").mkdir()
     delete_old(run, 1, best=3)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-10", "checkpoint-3", "checkpoint-3-backup"]
+
+
+def test_processes_that_do_not_know_of_each_other_train_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(world_size=1, process_index=0, device=torch.device("cpu"), output_dir=str(tmp_path / "run"))
+    with pytest.raises(RuntimeError, match="ACCELERATE_USE_CPU"):
+        training_folder(alone, "a recipe", (), {})

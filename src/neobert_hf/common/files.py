@@ -139,10 +139,7 @@ def folder_lock(folder: str | Path) -> Iterator[None]:
         lock = FileLock(file)
         lock.acquire(blocking=False)
     except Timeout:
-        raise FolderInUse(
-            f"{folder} is being written by another run: wait for it, or choose another folder. If it is a process of "
-            "the same launch on CPUs, set ACCELERATE_USE_CPU=true, so that they know of each other."
-        ) from None
+        raise FolderInUse(f"{folder} is being written by another run: wait for it, or choose another folder.") from None
     except OSError as error:
         raise OSError(error.errno, f"{folder} cannot be written ({error.strerror}): choose another folder") from error
     try:

@@ -312,6 +312,8 @@ def _number_rows(source: str, rows: Iterable[dict[str, Any]]) -> Iterator[Row]:
         for cells in rows:
             yield Row(source, index, cells)
             index += 1
+    except (ConnectionError, MemoryError):  # Not the fault of a row.
+        raise
     except Exception as error:  # Each format and each compression raises its own errors.
         advice = "Save it as UTF-8 (Excel: CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else "Correct it"
         raise ValueError(f"{source}, row {index:,}: {error}. {advice}, or leave the file out by a pattern.") from error
@@ -374,12 +376,12 @@ def local_files(source: str, readers: Mapping[str, Reader] = READERS) -> list[Pa
     files = sorted(file for file in found if file.is_file())
     if not files and looks_like_path(source):
         raise FileNotFoundError(f"{source!r} matches no file; give a file, a pattern, a folder or a Hub dataset id.")
-    unknown = [file for file in files if _suffix(file) not in readers]
-    if unknown and path.is_dir() and len(unknown) < len(files):
+    known, unknown = ([file for file in files if (_suffix(file) in readers) == wanted] for wanted in (True, False))
+    if unknown and known and path.is_dir():
         # A folder of documents also holds their pictures.
         others = ", ".join(sorted({_suffix(file) or file.name for file in unknown}))
         _say_once(f"{source}: files of other formats are left out: {len(unknown):,} ({others}).")
-        files = [file for file in files if file not in unknown]
+        files = known
     elif unknown:
         raise ValueError(
             f"{unknown[0]} has an unknown format; the known ones are {', '.join(readers)}, also with "

@@ -119,11 +119,14 @@ def pairs_of_document(text: str, settings: TextPairSettings, generator: random.R
     paragraphs = [part for part in paragraphs if part]
     # A paragraph under a heading does not also give a sentence pair: the two texts would be nearly the same, and each
     # would be a false negative of the other's query.
-    makers = [MAKERS[kind] for kind in ("title", "unmarked_title") if kind in settings.kinds]
-    titled = {body for make in makers for _, body in make(paragraphs, generator)}
+    kinds_of_titles = [kind for kind in settings.kinds if kind in ("title", "unmarked_title")]
+    made = {kind: MAKERS[kind](paragraphs, generator) for kind in kinds_of_titles}
+    titled = {body for pairs in made.values() for _, body in pairs}
     untitled = [part for part in paragraphs if part not in titled]
     for kind in settings.kinds:
-        pairs = MAKERS[kind](untitled if kind == "sentence" else paragraphs, generator)
+        if kind not in made:
+            made[kind] = MAKERS[kind](untitled if kind == "sentence" else paragraphs, generator)
+        pairs = made[kind]
         if len(pairs) > PAIRS_PER_DOCUMENT:
             pairs = generator.sample(pairs, PAIRS_PER_DOCUMENT)
         for pair in pairs:

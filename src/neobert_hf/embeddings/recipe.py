@@ -48,13 +48,13 @@ class Run:
     identity: dict
     checkpoint: Path | None
 
-    def stored_rows_file(self, folder: str, *depends_on: Any) -> Path:
+    def stored_rows_file(self, folder: str, *values: Any) -> Path:
         """The Parquet file in `output_dir/folder` for rows that a model makes once, and that depend on these values.
 
         Raises:
             FileNotFoundError: if training has begun with such rows, and the file is missing.
         """
-        file = Path(self.arguments.output_dir) / folder / f"{fingerprint(*depends_on)}.parquet"
+        file = Path(self.arguments.output_dir) / folder / f"{fingerprint(*values)}.parquet"
         if self.checkpoint is not None and not file.exists():
             raise FileNotFoundError(
                 f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."

@@ -117,33 +117,52 @@ def choose_positions(
     return MaskableText(document, ids, positions)
 
 
-def read_texts(
-    settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase, length: int | None
+def read_documents(
+    settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[int, str, int]]:
+    """The row, the text and the number of tokens of each document that is to be scored at any length.
+
+    Raises:
+        ValueError: if no document is long enough.
+    """
+    documents, longest = [], 0
+    stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
+    for row, text in enumerate(tqdm(stream, "documents", unit="", leave=False)):
+        tokens = len(tokenizer(text, verbose=False)["input_ids"])
+        longest = max(longest, tokens)
+        if tokens >= settings.min_tokens:
+            documents.append((row, text, tokens))
+        if len(documents) == settings.max_documents:
+            break
+    for wanted in sorted(max(settings.min_tokens, length) for length in settings.lengths or [0]):
+        if longest < wanted or not documents:
+            found = f"the longest read has {longest:,}"
+            raise ValueError(f"No document of {settings.source!r} has {wanted:,} tokens; {found}.")
+    return documents
+
+
+def cut_documents(
+    documents: list[tuple[int, str, int]],
+    settings: PseudoPerplexityArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int | None,
 ) -> list[MaskableText]:
     """The documents of at least `length` tokens, cut to it; if it is None, all, cut to `max_length`. Short ones first.
 
     Raises:
-        ValueError: if a document has nothing to mask, or no document is long enough.
+        ValueError: if a document has nothing to mask.
     """
-    cut, wanted = length or settings.max_length, max(settings.min_tokens, length or 0)
-    texts, documents, longest = [], 0, 0
-    stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
-    for number, document in enumerate(tqdm(stream, "documents", unit="", leave=False)):
-        tokens = len(tokenizer(document, verbose=False)["input_ids"])
-        longest = max(longest, tokens)
-        if tokens >= wanted:
-            ids = tokenizer(document, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"]
-            texts.append(choose_positions(number, ids, tokenizer.all_special_ids, settings.sample))
-            if not len(texts[-1].positions):
-                raise ValueError(
-                    f"Row {number:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
-                    "remove it, or leave short documents out with `min_tokens`."
-                )
-        documents += tokens >= settings.min_tokens
-        if documents == settings.max_documents:
-            break
-    if not texts:
-        raise ValueError(f"No document of {settings.source!r} has {wanted:,} tokens; the longest read has {longest:,}.")
+    cut, texts = length or settings.max_length, []
+    for row, document, tokens in documents:
+        if tokens < (length or 0):
+            continue
+        ids = tokenizer(document, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"]
+        texts.append(choose_positions(row, ids, tokenizer.all_special_ids, settings.sample))
+        if not len(texts[-1].positions):
+            raise ValueError(
+                f"Row {row:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
+                "remove it, or leave short documents out with `min_tokens`."
+            )
     return sorted(texts, key=lambda text: (len(text.ids), text.document))
 
 
@@ -271,15 +290,16 @@ def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
     for name, path in settings.paths.items():
         tokenizer, weights = tokenizer_of(path), model_fingerprint(path)
         lengths = sorted(settings.lengths) or [None]
-        by_length = {length: read_texts(settings, tokenizer, length) for length in lengths}
+        documents = read_documents(settings, tokenizer)
+        by_length = {length: cut_documents(documents, settings, tokenizer, length) for length in lengths}
         for rope in settings.rope:
             model = load_model(path, rope, settings)
             # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the longest
             # sequence so far: only so are they right for models other than NeoBERT.
             for cut, texts in by_length.items():
                 file = Path(settings.output_dir, name, rope.replace(":", "_"), f"{cut or 'whole'}.jsonl")
-                documents = [part for text in texts for part in ([text.document], text.ids, text.positions)]
-                identity = shared | {"model": weights, "documents": fingerprint(*documents)}
+                masked = [part for text in texts for part in ([text.document], text.ids, text.positions)]
+                identity = shared | {"model": weights, "documents": fingerprint(*masked)}
                 losses = complete_losses(file, identity, texts, model, tokenizer.mask_token_id, settings.batch_tokens)
                 scores += scores_of(texts, losses, {"model": name, "rope": rope, "cut": cut})
     return scores

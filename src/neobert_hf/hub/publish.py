@@ -43,9 +43,10 @@ PLACEHOLDER = "PACKAGE_URL"
 
 # Files that are deleted on the Hub unless this push has them: left over from another model, they would make the
 # repository wrong. Here `*` and `?` also match `/`, so the patterns must not match other files of the owner.
+SHARD = "[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 STALE = [
-    *("model.safetensors", "model-0????-of-0????.safetensors", "model.safetensors.index.json"),
-    *("pytorch_model.bin", "pytorch_model-0????-of-0????.bin", "pytorch_model.bin.index.json"),
+    *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", f"pytorch_model-{SHARD}.bin", "pytorch_model.bin.index.json"),
     *("onnx/model*", "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),

@@ -127,16 +127,17 @@ class Classification(Task):
         self.labels = count_labels(self.tables, "label", "label") if classes else ["score"]
         if self.problem == SEVERAL:
             _refuse_multi_hot(self.tables["train"]["label"][:])
+        # Of each row of a split: the right class (rows,), flags of all classes (rows, classes), or the number (rows,).
+        self.right = {split: self._as_predicted(table["label"][:]) for split, table in self.tables.items()}
         if settings.class_weights:
             self.weights, self.loss = self._class_weights(), self._weighted_loss
 
-    def right(self, split: str) -> np.ndarray:
-        """The right class of each row (rows,), flags of all classes (rows, classes), or the right number (rows,)."""
-        labels = self.tables[split]["label"][:]
+    def _as_predicted(self, labels: list) -> np.ndarray:
         if self.problem == NUMBER:
             return np.array(labels)
         if self.problem == SINGLE:
-            return np.array([self.labels.index(name) for (name,) in labels])
+            classes = {name: number for number, name in enumerate(self.labels)}
+            return np.array([classes[name] for (name,) in labels])
         return np.array([[name in names for name in self.labels] for names in labels], dtype=float)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -146,7 +147,7 @@ class Classification(Task):
         names = self.tables["train"].column_names
         self.encoded = self.tables.map(ids, batched=True, remove_columns=names, desc="tokenizing")
         for split, table in self.encoded.items():
-            self.encoded[split] = table.add_column("label", self.right(split).tolist())
+            self.encoded[split] = table.add_column("label", self.right[split].tolist())
 
     def predict(self, split: str, logits: np.ndarray) -> np.ndarray:
         """In the form of `right`."""
@@ -158,7 +159,7 @@ class Classification(Task):
         return self._linear_model.predict(self._joined(split))
 
     def metrics(self, split: str, found: np.ndarray) -> dict[str, float]:
-        right = self.right(split)
+        right = self.right[split]
         if self.problem == NUMBER:
             return ScoreMetric(["pearson", "spearmanr"]).compute(predictions=found, references=right)
         if self.problem == SEVERAL:
@@ -171,11 +172,11 @@ class Classification(Task):
         if self.problem == NUMBER:
             return ""
         options = {"labels": range(len(self.labels)), "target_names": self.labels, "digits": 3, "zero_division": 0}
-        return classification_report(self.right(split), found, **options)
+        return classification_report(self.right[split], found, **options)
 
     def errors(self, split: str, found: np.ndarray, logits: np.ndarray) -> list[tuple[float, str, str, str]]:
         """How far a number is off, or how sure the model is of what is wrong."""
-        right = self.right(split)
+        right = self.right[split]
         if self.problem == NUMBER:
             sizes = np.abs(found - right)
         elif self.problem == SEVERAL:
@@ -202,13 +203,13 @@ class Classification(Task):
         models = {SINGLE: classifier, SEVERAL: OneVsRestClassifier(classifier), NUMBER: Ridge()}
         # Every text has a word of this kind; scikit-learn's own pattern drops single letters and signs.
         words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
-        return make_pipeline(words, models[self.problem]).fit(self._joined("train"), self.right("train"))
+        return make_pipeline(words, models[self.problem]).fit(self._joined("train"), self.right["train"])
 
     def _class_weights(self) -> torch.Tensor:
         """As scikit-learn's `balanced`: rows / (classes * rows of the class); several labels: negatives / positives."""
         if self.problem == NUMBER:
             raise ValueError("`class_weights` is true, but the labels are numbers: leave it out.")
-        right = self.right("train")
+        right = self.right["train"]
         if self.problem == SEVERAL:
             return torch.tensor((len(right) - right.sum(0)) / right.sum(0)).float()
         return torch.tensor(compute_class_weight("balanced", classes=np.unique(right), y=right)).float()

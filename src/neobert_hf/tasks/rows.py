@@ -94,9 +94,10 @@ def parse_splits(
         except ValueError as error:
             advice = " Or set `score_test` to false." if split == "test" else ""
             raise ValueError(f"{error}{advice}") from error
-        if split != "train":
-            advice = ", or give no validation file: rows are then held out"
+        if split == "train":
             trained = set(_texts(tables["train"], inputs))
+        else:
+            advice = ", or give no validation file: rows are then held out"
             report_repeated(trained, _texts(tables[split], inputs), f"the split {split}", advice)
     if "validation" not in tables:
         tables["train"], tables["validation"] = hold_out(tables["train"], share, apart, labels)

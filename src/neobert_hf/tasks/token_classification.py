@@ -113,6 +113,7 @@ class TokenClassification(Task):
         """
         # With padding at the end, a piece has the same position in its window and in the logits of the batch.
         tokenizer.padding_side = "right"
+        classes = {tag: number for number, tag in enumerate(self.labels)}
 
         def windows(batch: dict[str, list], numbers: list[int]) -> dict[str, list]:
             encoded = tokenizer(
@@ -131,8 +132,8 @@ class TokenClassification(Task):
                     if (piece := encoded.char_to_token(window, start)) is not None:
                         word_of[piece] = number
                     start += len(word) + 1
-                classes = [self.labels.index(tag) for tag in batch["tags"][row]]
-                columns["labels"].append([classes[word] if word >= 0 else IGNORED for word in word_of])
+                tags = batch["tags"][row]
+                columns["labels"].append([classes[tags[word]] if word >= 0 else IGNORED for word in word_of])
                 columns["word"].append(word_of)
                 columns["row"].append(numbers[row])
             return {**encoded, **columns}

@@ -34,7 +34,18 @@ def training_folder(
 
     Args:
         writes: the names of what is written there besides checkpoints, the model and its log.
+
+    Raises:
+        RuntimeError: if the processes that were started do not know of each other. If Accelerate finds no GPU, it
+            silently lets each of them train by itself, and each would count as the first.
     """
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if arguments.world_size != started:
+        raise RuntimeError(
+            f"{started} processes were requested, but this process runs as one of {arguments.world_size} on "
+            f"{arguments.device.type}. Several processes need a GPU each, or on a CPU configs/accelerate/cpu_ddp.yaml "
+            "and ACCELERATE_USE_CPU=true."
+        )
     if arguments.process_index:
         return nullcontext()
     return output_folder(arguments.output_dir, recipe, ("model", "checkpoint-*", "log.json", *writes), inputs)

@@ -78,3 +78,11 @@ def test_real_tasks_of_every_type(models, tmp_path, monkeypatch):
     assert prompts == expected and len(prompts) == 18
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["means"]["m"]) == {*COLUMNS} and set(report["models"]["m"]) == set(names)
+
+    # A part that is finished is not evaluated again.
+    (tmp_path / "m" / "CQADupstackRetrieval.json").unlink()
+    (tmp_path / "m" / "parts" / "CQADupstackTexRetrieval.json").unlink()
+    prompts.clear()
+    run_mteb.main(["--model", models[0], *flags, "--tasks", *names])
+    assert [*prompts] == ["CQADupstackTexRetrieval"]
+    assert json.loads((tmp_path / "report.json").read_text()) == report

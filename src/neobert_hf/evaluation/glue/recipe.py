@@ -289,6 +289,10 @@ class GlueEvaluation:
             if now is None:
                 stored, now = {"model": stored["model"]}, {"model": self.weights}
             check_same_settings(file, stored, now, ADVICE)
+        for name, task in self.tasks.items():
+            unfinished = any(run.task == name and not self._file(run).exists() for run in self.runs)
+            if unfinished and (source := self._source_of(task)) is not None and source not in self.tasks:
+                self._best_model(source)
 
     def _depends_on(self, task: GlueTask) -> dict:
         """What the results of all runs of a task depend on. Data are compared by their content, not by their place."""

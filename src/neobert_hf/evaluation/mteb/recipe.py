@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import mteb
 from mteb.abstasks import AbsTask
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.results import TaskResult
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
@@ -166,7 +168,8 @@ class Evaluation:
     """The results of one model: a file `<task>.json` for each task, written whole when the task is finished.
 
     A file also holds everything that its result depends on. (MTEB's own cache knows a model by its name, and takes a
-    result whatever prompts or data it came from.)
+    result whatever prompts or data it came from.) The parts of a task, such as the forums of CQADupstack, have their
+    files in `parts/`.
 
     Args:
         folder: the folder of the model.
@@ -185,8 +188,8 @@ class Evaluation:
         """Raises:
         SettingsMismatch: if the folder has a result of other weights or settings.
         """
-        chosen = {task.metadata.name: task for task in tasks}
-        for file in self.folder.glob("*.json"):
+        chosen = {each.metadata.name: each for task in tasks for each in (task, *parts_of(task))}
+        for file in self.folder.rglob("*.json"):
             stored, now = json.loads(file.read_text(encoding="utf-8"))["settings"], self.settings
             if file.stem in chosen:
                 now = self._depends_on(chosen[file.stem])
@@ -207,12 +210,10 @@ class Evaluation:
         self.check(tasks)
         failed = {}
         for task in tqdm(tasks, desc="Tasks", unit="task"):
-            file = self.folder / f"{task.metadata.name}.json"
             try:
                 # Other processes may evaluate other tasks of the same model.
-                with folder_lock(file.with_suffix("")):
-                    if not file.exists():
-                        write_json(file, self._result_of(task))
+                with folder_lock(self.folder / task.metadata.name):
+                    self._result_of(task, self.folder)
             except Exception as error:
                 traceback.print_exc()
                 failed[task.metadata.name] = f"{type(error).__name__}: {error}"
@@ -227,12 +228,22 @@ class Evaluation:
             "dataset": " ".join(sorted(part.metadata.revision for part in parts_of(task))),
         }
 
-    def _result_of(self, task: AbsTask) -> dict[str, Any]:
-        encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
-        options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
-        (result,) = mteb.evaluate(self.encoder, task, encode_kwargs=encoding, **options).task_results
+    def _result_of(self, task: AbsTask, folder: Path) -> TaskResult:
+        """The result in the file of a task, which is written if there is none."""
+        file = folder / f"{task.metadata.name}.json"
+        if file.exists():
+            return TaskResult.from_dict(json.loads(file.read_text(encoding="utf-8"))["result"])
+        if isinstance(task, AbsTaskAggregate):
+            parts = [self._result_of(part, self.folder / "parts") for part in parts_of(task)]
+            result = task.combine_task_results(parts)
+        else:
+            encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
+            options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
+            (result,) = mteb.evaluate(self.encoder, task, encode_kwargs=encoding, **options).task_results
         score, settings = float(result.get_score()), self._depends_on(task)
         if not math.isfinite(score):
             raise FloatingPointError(f"The score ({settings['metric']}) is {score}.")
         content = {"task": task.metadata.name, "type": settings["type"], "metric": settings["metric"], "score": score}
-        return content | {"settings": settings, "result": json.loads(result.model_dump_json())}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, content | {"settings": settings, "result": json.loads(result.model_dump_json())})
+        return result
