@@ -86,7 +86,7 @@ def plan_parts(sources: list[str], rows_per_part: int, skip: int = 0, most: int 
     except (ValueError, FileNotFoundError):
         raise
     except Exception as error:  # The Hub and each object store have errors of their own.
-        raise ConnectionError(f"{', '.join(sources)} cannot be reached: {error}") from error
+        raise ConnectionError(f"{', '.join(map(repr, sources))} cannot be reached: {error}") from error
     return cut(list(zip(files, rows)), rows_per_part, skip, most)
 
 
