@@ -17,8 +17,13 @@ from torch.nn import functional as F
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
-from neobert_hf.embeddings.inference import load_embedding_model
-from neobert_hf.embeddings.models import build, build_encoder, build_sparse_encoder, load_trained_model
+from neobert_hf.embeddings.models import (
+    build,
+    build_encoder,
+    build_sparse_encoder,
+    load_embedding_model,
+    load_trained_model,
+)
 from neobert_hf.embeddings.recipe import read_data, reranking_evaluator, retrieval_evaluator
 from tests.helpers.embedding_runs import KINDS, load, losses_of, run
 from tests.helpers.other_encoders import save_other_encoder

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.cli import main
-from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
+from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model
 from neobert_hf.hub.card import MARK, read_mteb_results
 from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
 from tests.helpers.hub_server import HubServer

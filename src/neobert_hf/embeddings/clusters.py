@@ -27,9 +27,8 @@ from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.data.stored_rows import load_rows, store_rows
 from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.datasets import PairDataset
-from neobert_hf.embeddings.inference import check_finite
 from neobert_hf.embeddings.mining import prompts_of_helper
-from neobert_hf.embeddings.models import load_trained_model
+from neobert_hf.embeddings.models import check_finite, load_trained_model
 from neobert_hf.embeddings.recipe import Run
 
 

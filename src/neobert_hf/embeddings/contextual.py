@@ -22,7 +22,7 @@ from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTModel
 from neobert_hf.common.tokenizers import load_tokenizer, tokens_read
-from neobert_hf.embeddings.inference import check_encoder, check_finite, is_contextual
+from neobert_hf.embeddings.models import check_encoder, check_finite, is_contextual
 from neobert_hf.embeddings.prompts import prompt_of
 
 

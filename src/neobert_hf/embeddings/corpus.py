@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.data.parts import Part, read_part
-from neobert_hf.embeddings.inference import check_finite, load_embedding_model
+from neobert_hf.embeddings.models import check_finite, load_embedding_model
 
 
 # Texts are sorted by length among those of so many batches. The sets begin at the same rows of a file whatever the size

@@ -1,17 +1,76 @@
-"""Sentence Transformers models of every kind, to train or to help in training."""
+"""Embedding models of Sentence Transformers: which kind one is, building one to train, loading one to embed with."""
 
-from typing import TypeVar
+import json
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
+from torch import nn
+from transformers import AutoConfig
+from transformers.utils import cached_file
 
-from neobert_hf.common.tokenizers import tokens_read
-from neobert_hf.embeddings.inference import check_encoder, is_contextual, refuse_other_kinds
+from neobert_hf import NeoBERTContextualModel
+from neobert_hf.common.fingerprints import loaded_fingerprint
+from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.tokenizers import check_tokenizer, tokens_read
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
+    """What Sentence Transformers calls a trained model, a folder or Hub id: `SentenceTransformer`, `SparseEncoder`,
+    `MultiVectorEncoder` or `CrossEncoder`. None for an encoder without a trained pooling or head.
+
+    Raises:
+        FileNotFoundError: if it is a path that does not exist; it names the setting that holds the path.
+    """
+    check_model_exists(path, setting)
+
+    def find(name: str) -> str | None:
+        return cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+
+    if settings := find("config_sentence_transformers.json"):
+        # Models saved before version 5 do not say what they are.
+        return json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
+    if find("modules.json"):
+        return "SentenceTransformer"
+    architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
+    return "CrossEncoder" if any(name.endswith("ForSequenceClassification") for name in architectures) else None
+
+
+def dense_kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
+    """As `kind_of`, but models that are not dense are refused: Sentence Transformers would drop their head and average
+    the hidden states."""
+    kind = kind_of(path, trust_remote_code, setting)
+    if kind not in (None, "SentenceTransformer"):
+        raise ValueError(f"`{setting}` is {path}, a {kind}; it must be a dense embedding model (SentenceTransformer).")
+    return kind
+
+
+def is_contextual(model: BaseModel) -> bool:
+    """Whether a model embeds with a context; see `contextual.py`."""
+    return isinstance(getattr(model[0], "model", None), NeoBERTContextualModel)
+
+
+def check_encoder(encoder: nn.Module, path: str) -> None:
+    """Refuse a tokenizer that does not fit its model; see `check_tokenizer`."""
+    # Static embeddings have their own vocabulary.
+    if isinstance(encoder, Transformer):
+        rows = getattr(encoder.model.config.get_text_config(), "vocab_size", None)
+        check_tokenizer(encoder.tokenizer, rows, path)
+
+
+def check_plain(model: BaseModel, path: str) -> None:
+    """Refuse a tokenizer that does not fit, and a contextual model, which would embed texts with its first stage."""
+    check_encoder(model[0], path)
+    if is_contextual(model):
+        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
 
 
 def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool = False) -> Model:
@@ -29,7 +88,7 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     """
     # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
-    check_loaded(model, path)
+    check_plain(model, path)
     model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
     return model
 
@@ -67,18 +126,70 @@ def load_trained_model(path: str, setting: str, trust_remote_code: bool = False)
         ValueError: if it is of another kind, or an encoder without a trained pooling: the mean of the hidden states of
             a masked language model says little about what a text is about.
     """
-    if refuse_other_kinds(path, trust_remote_code, setting) is None:
+    if dense_kind_of(path, trust_remote_code, setting) is None:
         raise ValueError(
             f"`{setting}` is {path}, which is no embedding model: it has no modules.json, which names a pooling. Train "
             "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
         )
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
-    check_loaded(model, path)
+    check_plain(model, path)
     return model
 
 
-def check_loaded(model: BaseModel, path: str) -> None:
-    """Refuse the tokenizer of another model, and a contextual model, which would embed texts with its first stage."""
-    check_encoder(model[0], path)
-    if is_contextual(model):
-        raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
+def load_embedding_model(
+    path: str, dtype: torch.dtype, max_length: int | None = None, **options: Any
+) -> SentenceTransformer:
+    """Load a model for inference, the encoder in `dtype` and the modules after it (such as pooling) in float32.
+
+    NeoBERT's hidden states reach 130: their sums overflow in float16 and lose the small dimensions in bfloat16.
+
+    Args:
+        path: folder or Hub id. A Transformers checkpoint gets mean pooling.
+        dtype: of the encoder's weights.
+        max_length: tokens; longer texts are cut. A model with fewer positions keeps its own limit.
+        options: further arguments of `SentenceTransformer`: `device`, `truncate_dim`, `trust_remote_code`.
+
+    Raises:
+        ValueError: if the model is of another kind, has no Transformers encoder (as with static embeddings), has the
+            tokenizer of another model, or has fewer dimensions than `truncate_dim`.
+    """
+    dense_kind_of(path, options.get("trust_remote_code", False))
+    model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
+    encoder, *others = model
+    if not isinstance(encoder, Transformer):
+        raise ValueError(f"{path} begins with {type(encoder).__name__}; it must begin with a Transformers encoder.")
+    check_encoder(encoder, path)
+    kept, size = options.get("truncate_dim"), model.get_embedding_dimension()
+    if kept is not None and size is not None and kept > size:
+        raise ValueError(f"`truncate_dim` is {kept}; the model has only {size} dimensions.")
+    model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
+    encoder.register_forward_hook(_to_float32)
+    for module in others:
+        module.float()
+    return model.eval()
+
+
+def _to_float32(module, args, features: dict) -> dict:
+    # A contextual model returns the embedding itself.
+    found = [name for name in ("token_embeddings", "sentence_embedding") if name in features]
+    return features | {name: features[name].float() for name in found}
+
+
+def check_finite(embeddings: np.ndarray, texts: list[str]) -> None:
+    """Raises:
+    FloatingPointError: naming the first text whose embedding, a row each, is not finite.
+    """
+    wrong = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if len(wrong):
+        raise FloatingPointError(
+            f"{len(wrong):,} of {len(texts):,} embeddings are not finite, the first that of "
+            f"{texts[wrong[0]][:80]!r}. Set `dtype` to float32."
+        )
+
+
+def embedding_fingerprint(model: SentenceTransformer) -> str:
+    """A hash of all that the embeddings depend on: weights, architecture, tokenizer, pooling and prompts."""
+    modules = [{"class": type(module).__name__} | module.get_config_dict() for module in model]
+    # A model may be saved with fewer dimensions than its modules give.
+    settings = [modules, model.prompts, model.default_prompt_name, model.similarity_fn_name, model.truncate_dim]
+    return loaded_fingerprint(model, model[0].auto_model.config, settings, model.tokenizer.backend_tokenizer.to_str())

@@ -127,7 +127,7 @@ def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
         ValueError: naming the file of a result that is not of this model.
     """
     # Imported here: Sentence Transformers takes ten seconds, and most cards do not need it.
-    from neobert_hf.embeddings.inference import embedding_fingerprint, load_embedding_model
+    from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model
 
     found = {file: read_json(file) for file in sorted(folder.glob("*.json"))}
     if not found or not all(result.keys() >= RESULT_KEYS for result in found.values()):

@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from neobert_hf.common.fingerprints import check_same_settings, fingerprint
-from neobert_hf.embeddings.inference import (
+from neobert_hf.embeddings.models import (
     check_finite,
     embedding_fingerprint,
     is_contextual,
