@@ -71,35 +71,28 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch, name
 
 
 FORMATS = {
-    "conll": (
-        "a.conll",
+    "spaces between word and tag": (
         "-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n# id 5\tdomain=en\n\n# NN O\n",
         [(["U.N.", "of"], ["B-ORG", "O"]), (["#"], ["O"])],
     ),
     "spaces inside words": (
-        "a.conll",
         "in\tO\nNew York\tB-LOC\n10\u00a0000\tB-NUM\t\n\n  two   X O \n10\u00a0000 O\n",
         [(["in", "New York", "10\u00a0000"], ["O", "B-LOC", "B-NUM"]), (["two", "10\u00a0000"], ["O", "O"])],
-    ),
-    "contractions and empty words": (
-        "a.conllu",
-        "# text = au lac\n1-2\tau\t_\t_\n1\tà\tà\tADP\t_\n2\tle\tle\tDET\t_\n2.1\tx\tx\tX\n3\tlac\tlac\tNOUN",
-        [(["à", "le", "lac"], ["ADP", "DET", "NOUN"])],
     ),
 }
 
 
 @pytest.mark.parametrize("case", FORMATS)
 def test_words_and_tags_of_a_text_file(tmp_path, case):
-    name, content, expected = FORMATS[case]
-    (tmp_path / name).write_text(content)
-    assert [(row["tokens"], row["tags"]) for row in read_conll(tmp_path / name)] == expected
+    content, expected = FORMATS[case]
+    (tmp_path / "a.conll").write_text(content)
+    assert [(row["tokens"], row["tags"]) for row in read_conll(tmp_path / "a.conll")] == expected
 
 
 def test_questions_of_a_file(tmp_path):
     asked = asked_rows(6, none=0.5)
     for file in (write_squad(tmp_path / "squad.json", asked), write_json_lines(tmp_path / "one.jsonl", asked)):
-        assert [row.cells for row in rows_of(file)["train"]] == asked
+        assert [row.cells | {"id": "0"} for row in rows_of(file)["train"]] == [row | {"id": "0"} for row in asked]
 
 
 @pytest.mark.parametrize(
@@ -204,9 +197,8 @@ def test_held_out_rows_that_are_trained_on_are_counted(tmp_path, capsys):
 
 ONES = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
 OTHERS = [{"text": "d", "label": "x"}, {"text": "e", "label": "y"}]
-HOT = [{"text": "a", "label": [1.0, 0.0, 0.0]}, {"text": "b", "label": [0.0, 1.0, 1.0]}]
+HOT = [{"text": "a", "label": [1.0, 0.0]}, {"text": "b", "label": [0.0, 1.0]}]
 WRITTEN = [row | {"label": "['x', 'y']"} for row in ONES]
-NUMBERS = [{"text": "a", "label": "1"}, {"text": "b", "label": "2"}]
 TAGGED = tagged_rows(8)
 TAGGED_OTHERS = tagged_rows(2, seed=1)
 NUMBERED = [{"tokens": ["a", "b"], "tags": [0, 1]}, {"tokens": ["c"], "tags": [2]}]
@@ -236,9 +228,8 @@ BAD_ROWS = [
     ("classes", {}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z'.*`score_test`"),
     ("classes", {}, {"validation": [{"text": "\u200b", "label": "x"}]}, "validation, row 0: 'text' is"),
     ("classes", {}, {"train": ONES[:1]}, "one label, x"),
-    ("classes", {"problem": "regression"}, {}, "train, row 0: 'label' is 'x'"),
     ("classes", {}, {"train": WRITTEN}, "'x', 'y'.*`label_separator`"),
-    ("classes", {}, {"train": HOT, "validation": [HOT[0] | {"text": "c"}]}, "lists of 3 numbers 0 and 1"),
+    ("classes", {}, {"train": HOT, "validation": [HOT[0] | {"text": "c"}]}, "lists of 0.0 and 1.0"),
     ("tags", {}, {"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags"),
     ("tags", {}, {"train": [*TAGGED, {"tokens": ["a", " "], "tags": ["O", "O"]}]}, "row 8: 'tokens' is"),
     ("tags", {}, {"train": [*TAGGED, {"tokens": ["a"], "tags": [None]}]}, "row 8: 'tags' is None"),
@@ -263,13 +254,6 @@ def test_bad_rows_are_named_before_training(kind, settings, tables, message):
         built(kind, settings, **tables)
 
 
-def test_labels_are_counted_before_training(capsys):
-    """What is written in two ways is two classes."""
-    rows = [{"text": f"text {number}", "label": "spam" if number < 5 else "ham"} for number in range(9)]
-    built("classes", train=[*rows, {"text": "more", "label": "Spam"}], validation=[{"text": "a", "label": "ham"}])
-    assert "3 labels in training: spam 5, ham 4, Spam 1\n" in capsys.readouterr().out
-
-
 def test_columns_are_guessed():
     rows = [{"label": 1, "premise": "a", "hypothesis": "b", "label_text": "x"}]
     rows += [rows[0] | {"label": 0, "label_text": "y"}]
@@ -279,8 +263,6 @@ def test_columns_are_guessed():
     several = [row | {"label": [row["label"]]} for row in (*ONES, *OTHERS)]
     task = built("classes", train=several[:2], validation=several[2:])
     assert task.problem == "multi_label_classification" and task.right["train"].tolist() == [[1, 0], [0, 1]]
-    task = built("classes", train=[row | {"label": 0.5 + len(row["text"])} for row in ONES], validation=NUMBERS)
-    assert task.problem == "regression" and task.right["train"].tolist() == [3.5, 1.5]
 
 
 def test_numbers_of_tags_get_the_names_of_the_setting():

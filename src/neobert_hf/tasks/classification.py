@@ -1,25 +1,19 @@
-"""Text classification: one class per row, several, or a number. Columns are guessed, and the guesses printed."""
+"""Text classification: each row has one class, or a list of several. Columns are guessed, and the guesses printed."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import Ridge
-from sklearn.metrics import classification_report, f1_score
+from sklearn.metrics import accuracy_score, classification_report, f1_score
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
-from sklearn.utils.class_weight import compute_class_weight
-from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from neobert_hf.data.tables import Row, list_as_text
 from neobert_hf.tasks.recipe import Task, TaskSettings
 from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
-from neobert_hf.training.metrics import ScoreMetric
 
 
 # Usual names of columns, the likelier first. If a dataset has both label names and label numbers, the names are used.
@@ -27,25 +21,16 @@ LABELS = "label_text label_name labels_text label labels category class target s
 LABELS = (*LABELS.split(), "rating", "y")
 TEXTS = ("text", "sentence", "content", "review", "document", "comment", "description", "title", "body", "question")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
-SINGLE, SEVERAL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
-# The values in lists that hold one flag for each class.
-FLAGS = {"0", "1", "0.0", "1.0", "False", "True"}
 
 
 @dataclass
 class ClassificationSettings(TaskSettings):
-    """Which columns are used, and which kind of labels they hold."""
+    """Which columns are used, and what the head reads."""
 
     text_columns: list[str] = field(default_factory=list, metadata={"help": "one or two columns; guessed if empty"})
     label_column: str | None = field(default=None, metadata={"help": "guessed if unset"})
-    problem: Literal["single_label_classification", "multi_label_classification", "regression"] | None = field(
-        default=None, metadata={"help": "guessed if unset"}
-    )
     label_separator: str | None = field(
         default=None, metadata={"help": "separator between the labels of a row that has several"}
-    )
-    class_weights: bool = field(
-        default=False, metadata={"help": "weight classes so that rare ones count as much as common ones"}
     )
     pooling: Literal["cls", "mean"] | None = field(
         default=None, metadata={"help": "hidden states for the head; as in the model's config if unset"}
@@ -79,8 +64,8 @@ def guess_text_columns(cells: dict[str, Any]) -> list[str]:
     return [choose_column(list(cells), None, guesses, "text_columns")]
 
 
-def guess_problem(rows: list[Row], column: str, separator: str | None = None) -> str:
-    """Lists mean several classes, numbers that are not all integers a regression, anything else one class.
+def are_several(rows: list[Row], column: str, separator: str | None) -> bool:
+    """Whether rows have several classes: their labels are lists, or texts in which a separator stands between labels.
 
     Raises:
         ValueError: if the labels are lists that were written as text.
@@ -91,54 +76,44 @@ def guess_problem(rows: list[Row], column: str, separator: str | None = None) ->
             f"The labels are lists that were written as text, such as {example!r:.60}. Write JSON lines or Parquet, "
             "where a cell can hold a list, or separate the labels of a cell and set `label_separator`."
         )
-    if separator is not None or any(isinstance(cell, list) for cell in cells):
-        return SEVERAL
-    try:
-        numbers = [float(cell) for cell in cells]
-    except (TypeError, ValueError):
-        return SINGLE
-    return SINGLE if all(number.is_integer() for number in numbers) else NUMBER
+    return separator is not None or any(isinstance(cell, list) for cell in cells)
 
 
 class Classification(Task):
-    """See `Task`. The columns are `text`, `text_pair` if there are two, and `label`: names of classes, or a number."""
+    """See `Task`. The columns are `text`, `text_pair` if there are two, and `label`: a list of names of classes."""
 
     kind = "text-classification"
     auto_class = AutoModelForSequenceClassification
     baseline_name = "TF-IDF and a linear model"
 
     def __init__(self, settings: ClassificationSettings, splits: Splits):
-        self.settings, self.pooling = settings, settings.pooling
+        self.pooling = settings.pooling
         texts, label = settings.choose_columns(splits["train"][0].cells)
-        self.problem = settings.problem or guess_problem(splits["train"], label, settings.label_separator)
+        self.several = are_several(splits["train"], label, settings.label_separator)
+        self.problem = "multi_label_classification" if self.several else "single_label_classification"
         print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
         self.texts = ["text", "text_pair"][: len(texts)]
 
         def parse(row: Row) -> dict[str, Any]:
             cells = {name: row.text(column) for name, column in zip(self.texts, texts)}
-            if self.problem == NUMBER:
-                return cells | {"label": row.number(label)}
-            if self.problem == SEVERAL:
-                return cells | {"label": row.labels(label, settings.label_separator)}
-            return cells | {"label": [row.label(label)]}
+            labels = row.labels(label, settings.label_separator) if self.several else [row.label(label)]
+            return cells | {"label": labels}
 
-        classes = None if self.problem == NUMBER else "label"
-        self.tables = parse_splits(splits, parse, settings.validation_share, self.texts, self.texts, classes)
-        self.labels = count_labels(self.tables, "label", "label") if classes else ["score"]
-        if self.problem == SEVERAL:
-            _refuse_multi_hot(self.tables["train"]["label"][:])
-        # Of each row of a split: the right class (rows,), flags of all classes (rows, classes), or the number (rows,).
-        self.right = {split: self._as_predicted(table["label"][:]) for split, table in self.tables.items()}
-        if settings.class_weights:
-            self.weights, self.loss = self._class_weights(), self._weighted_loss
+        self.tables = parse_splits(splits, parse, settings.validation_share, self.texts, self.texts, "label")
+        self.labels = count_labels(self.tables, "label", "label")
+        if self.several and set(self.labels) <= {"0", "1", "0.0", "1.0", "False", "True"}:
+            raise ValueError(
+                f"The labels are lists of {' and '.join(self.labels)}, a flag for each class. They must be lists of "
+                "the names of the classes that a row has."
+            )
+        # Of each row of a split: the number of its class (rows,), or flags of all classes (rows, classes).
+        self.right = {split: self._numbers(table["label"][:]) for split, table in self.tables.items()}
 
-    def _as_predicted(self, labels: list) -> np.ndarray:
-        if self.problem == NUMBER:
-            return np.array(labels)
-        if self.problem == SINGLE:
-            classes = {name: number for number, name in enumerate(self.labels)}
-            return np.array([classes[name] for (name,) in labels])
-        return np.array([[name in names for name in self.labels] for names in labels], dtype=float)
+    def _numbers(self, labels: list[list[str]]) -> np.ndarray:
+        if self.several:
+            return np.array([[name in names for name in self.labels] for names in labels], dtype=float)
+        classes = {name: number for number, name in enumerate(self.labels)}
+        return np.array([classes[name] for (name,) in labels])
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         def ids(batch: dict[str, list]) -> dict[str, list]:
@@ -151,82 +126,40 @@ class Classification(Task):
 
     def predict(self, split: str, logits: np.ndarray) -> np.ndarray:
         """In the form of `right`."""
-        if self.problem == NUMBER:
-            return logits[:, 0]
-        return (logits > 0).astype(float) if self.problem == SEVERAL else logits.argmax(-1)
+        return (logits > 0).astype(float) if self.several else logits.argmax(-1)
 
     def baseline(self, split: str) -> np.ndarray:
-        return self._linear_model.predict(self._joined(split))
+        """Of a linear model on the words of the training texts."""
+        classifier = LinearSVC(random_state=0)
+        # Every text has a word of this kind; scikit-learn's own pattern drops single letters and signs.
+        words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
+        model = make_pipeline(words, OneVsRestClassifier(classifier) if self.several else classifier)
+        return model.fit(self._joined("train"), self.right["train"]).predict(self._joined(split))
 
     def metrics(self, split: str, found: np.ndarray) -> dict[str, float]:
         right = self.right[split]
-        if self.problem == NUMBER:
-            return ScoreMetric(["pearson", "spearmanr"]).compute(predictions=found, references=right)
-        if self.problem == SEVERAL:
-            averages = ("macro", "micro") if self.settings.class_weights else ("micro", "macro")
-            return {f"{name}_f1": float(f1_score(right, found, average=name, zero_division=0)) for name in averages}
-        names = ["macro_f1", "accuracy"] if self.settings.class_weights else ["accuracy", "macro_f1"]
-        return ScoreMetric(names).compute(predictions=found, references=right)
+        macro = {"macro_f1": float(f1_score(right, found, average="macro", zero_division=0))}
+        if self.several:
+            return {"micro_f1": float(f1_score(right, found, average="micro", zero_division=0))} | macro
+        return {"accuracy": float(accuracy_score(right, found))} | macro
 
     def label_report(self, split: str, found: np.ndarray) -> str:
-        if self.problem == NUMBER:
-            return ""
         options = {"labels": range(len(self.labels)), "target_names": self.labels, "digits": 3, "zero_division": 0}
         return classification_report(self.right[split], found, **options)
 
     def errors(self, split: str, found: np.ndarray, logits: np.ndarray) -> list[tuple[float, str, str, str]]:
-        """How far a number is off, or how sure the model is of what is wrong."""
+        """How sure the model is of what is wrong."""
         right = self.right[split]
-        if self.problem == NUMBER:
-            sizes = np.abs(found - right)
-        elif self.problem == SEVERAL:
+        if self.several:
             sizes = np.where(found != right, np.abs(logits), 0).max(-1)
         else:
             sizes = logits.max(-1) - logits[np.arange(len(right)), right]
-        return list(zip(sizes, map(self._shown, right), map(self._shown, found), self._joined(split)))
+        return list(zip(sizes, map(self._names, right), map(self._names, found), self._joined(split)))
 
-    def _shown(self, label: Any) -> str:
-        """A number, the name of a class, or the names of the classes whose flags are 1."""
-        if self.problem == NUMBER:
-            return f"{label:.3f}"
-        if self.problem == SINGLE:
-            return self.labels[label]
-        return ", ".join(name for name, flag in zip(self.labels, label) if flag) or "none"
+    def _names(self, found: np.ndarray) -> str:
+        if not self.several:
+            return self.labels[found]
+        return ", ".join(name for name, flag in zip(self.labels, found) if flag) or "none"
 
     def _joined(self, split: str) -> list[str]:
         return [" ".join(texts) for texts in zip(*(self.tables[split][name][:] for name in self.texts))]
-
-    @cached_property
-    def _linear_model(self) -> Pipeline:
-        """A linear model on the words of the training texts."""
-        classifier = LinearSVC(class_weight="balanced" if self.settings.class_weights else None, random_state=0)
-        models = {SINGLE: classifier, SEVERAL: OneVsRestClassifier(classifier), NUMBER: Ridge()}
-        # Every text has a word of this kind; scikit-learn's own pattern drops single letters and signs.
-        words = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
-        return make_pipeline(words, models[self.problem]).fit(self._joined("train"), self.right["train"])
-
-    def _class_weights(self) -> torch.Tensor:
-        """As scikit-learn's `balanced`: rows / (classes * rows of the class); several labels: negatives / positives."""
-        if self.problem == NUMBER:
-            raise ValueError("`class_weights` is true, but the labels are numbers: leave it out.")
-        right = self.right["train"]
-        if self.problem == SEVERAL:
-            return torch.tensor((len(right) - right.sum(0)) / right.sum(0)).float()
-        return torch.tensor(compute_class_weight("balanced", classes=np.unique(right), y=right)).float()
-
-    def _weighted_loss(self, outputs: Any, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        logits = outputs["logits"].float()
-        weights = self.weights.to(logits.device)
-        if self.problem == SEVERAL:
-            return F.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=weights)
-        return F.cross_entropy(logits, labels, weight=weights)
-
-
-def _refuse_multi_hot(rows: list[list[str]]) -> None:
-    """Refuse flags for each class, such as `[1.0, 0.0, 0.0]`: they would pass for two classes named 0.0 and 1.0."""
-    lengths = {len(row) for row in rows}
-    if len(lengths) == 1 and max(lengths) > 1 and {name for row in rows for name in row} <= FLAGS:
-        raise ValueError(
-            f"The labels are lists of {max(lengths)} numbers 0 and 1, one for each class. They must be lists of the "
-            "names of the classes that a row has."
-        )

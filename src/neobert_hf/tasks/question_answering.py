@@ -44,13 +44,9 @@ def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dic
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
+                    # In SQuAD v2 a question without an answer may have the answer of a similar one.
                     answers = [] if asked.get("is_impossible") else asked["answers"]
-                    yield {
-                        "id": str(asked["id"]),
-                        "question": asked["question"],
-                        "context": paragraph["context"],
-                        "answers": [{name: answer[name] for name in ("text", "answer_start")} for answer in answers],
-                    }
+                    yield {"question": asked["question"], "context": paragraph["context"], "answers": answers}
     except (KeyError, TypeError) as error:
         raise ValueError(f"not in SQuAD's format: {error!r} is missing or has another type") from error
 
@@ -167,9 +163,8 @@ class QuestionAnswering(Task):
 
 def parse_question(row: Row) -> dict[str, Any]:
     """The columns of a row, with its answers in one format, each checked against its text."""
-    question, context = row.text("question"), row.text("context")
-    texts, begins = _texts_and_begins(row.cell("answers"), row.place)
-    for number, (text, begin) in enumerate(zip(texts, begins)):
+    context, texts, begins = row.text("context"), [], []
+    for text, begin in _answers(row):
         if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
             raise ValueError(f"{row.place}: an answer is {text!r} at {begin!r}; it must be a text at a number.")
         if begin < 0 or context[begin : begin + len(text)] != text:
@@ -177,29 +172,25 @@ def parse_question(row: Row) -> dict[str, Any]:
             found = f"it is at {place}" if place >= 0 else "the text does not hold it"
             raise ValueError(f"{row.place}: the answer {text!r:.60} should be at {begin}; {found}.")
         # No token begins with the spaces around an answer.
-        texts[number], begins[number] = text.strip(), begin + len(text) - len(text.lstrip())
+        texts.append(text.strip())
+        begins.append(begin + len(text) - len(text.lstrip()))
     # Some questions of SQuAD begin with spaces, which would count as tokens for some tokenizers.
-    return {"question": question.strip(), "context": context, "texts": texts, "begins": begins}
+    return {"question": row.text("question").strip(), "context": context, "texts": texts, "begins": begins}
 
 
-def _texts_and_begins(answers: Any, where: str) -> tuple[list, list]:
-    """The answers of a row: either a list of texts with their positions, or a list of texts and a list of positions."""
-    names = ("text", "answer_start")
-    # In Parquet, `{}` gets None for each key that it lacks.
-    if answers in (None, [], {}, dict.fromkeys(names)):
-        return [], []
-    if isinstance(answers, dict) and all(isinstance(answers.get(name), list) for name in names):
-        texts, begins = (list(answers[name]) for name in names)
-        if len(texts) == len(begins):
-            return texts, begins
-    if isinstance(answers, list) and all(
-        isinstance(answer, dict) and set(names) <= answer.keys() for answer in answers
-    ):
-        return tuple([answer[name] for answer in answers] for name in names)
-    raise ValueError(
-        f"{where}: `answers` is {answers!r:.80}; it must be as in SQuAD, a list such as "
-        '[{"text": "cat", "answer_start": 4}] or {"text": ["cat"], "answer_start": [4]}, empty if there is none.'
-    )
+def _answers(row: Row) -> list[tuple[Any, Any]]:
+    """Text and position of each answer: the row has a list of both, or as SQuAD on the Hub a list of each."""
+    answers = row.cell("answers") or []
+    try:
+        if isinstance(answers, dict):
+            # In Parquet, `{}` gets None for each key that it lacks.
+            return list(zip(answers["text"] or [], answers["answer_start"] or [], strict=True))
+        return [(answer["text"], answer["answer_start"]) for answer in answers]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{row.place}: `answers` is {answers!r:.80}; it must be as in SQuAD, a list such as "
+            '[{"text": "cat", "answer_start": 4}] or {"text": ["cat"], "answer_start": [4]}, empty if there is none.'
+        ) from error
 
 
 def most_similar_sentence(question: str, context: str) -> str:

@@ -54,17 +54,15 @@ class TaskSettings:
 
 
 class Task(ABC):
-    """A kind of task, with its checked rows.
+    """A kind of task, with its checked rows. What is not said here is in one of the three subclasses.
 
     Attributes:
         kind: the Hub's name of the task.
         auto_class: the Auto class of the model.
-        tables: the checked rows of every split, in the columns of this kind of task.
-        encoded: the model's inputs of every split; see `encode`.
+        tables: the checked rows of every split; see `parse_splits`.
+        encoded: the model's inputs of every split, which `encode` sets.
         labels: names of the model's outputs; None if the head has two outputs of its own.
-        problem: `problem_type` of Transformers.
-        pooling: which hidden states a text classifier reads; None for what the model's config says.
-        loss: replaces the model's own loss.
+        problem, pooling: `problem_type` and `classifier_pooling` of Transformers, for text classifiers.
         reduce_logits: reduces the logits that an evaluation keeps.
         collator_class: makes a batch of the inputs.
         baseline_name: what `baseline` is.
@@ -77,7 +75,6 @@ class Task(ABC):
     labels: list[str] | None = None
     problem: str | None = None
     pooling: str | None = None
-    loss: Any = None
     reduce_logits: Any = None
     collator_class: Any = DataCollatorWithPadding
     baseline_name: str
@@ -163,7 +160,6 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
         eval_dataset=task.encoded["validation"],
         data_collator=task.collator_class(tokenizer),
         processing_class=tokenizer,
-        compute_loss_func=task.loss,
         preprocess_logits_for_metrics=task.reduce_logits,
         compute_metrics=compute_metrics,
         settings=values,
@@ -197,28 +193,23 @@ def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer)
             details += ["```", report.rstrip(), "```", ""]
         details += worst_rows(task.tables[split]["place"][:], task.errors(split, found, logits))
     evaluations, best = trainer.evaluations(), trainer.state.best_global_step
-    table = _score_table(task, scores, baselines)
-    lines = [
-        f"# {task.kind}",
-        "",
+    table = score_table(task, scores, baselines)
+    introduction = (
         f"{settings.model} on {settings.data}: {len(task.tables['train']):,} training rows; the best of "
         f"{len(evaluations)} evaluations, at step {best:,}. Metrics in percent; the step was chosen on validation, so "
-        "the metrics on validation are a little too good.",
-        "",
-        *table,
-        *details,
-    ]
-    text = "\n".join(lines) + "\n"
+        "the metrics on validation are a little too good."
+    )
+    text = "\n".join([f"# {task.kind}", "", introduction, "", *table, *details, ""])
     content = {"scores": scores, "baselines": baselines, "evaluations": evaluations, "best_step": best}
     write_json(folder / "report.json", content | {"settings": trainer.run_settings})
     write_text(folder / "report.md", text)
     # The card may be published, so it names no path of this machine.
-    card = _card(task.kind, Path(settings.data).name, scores, table)
-    write_text(folder / "model" / "README.md", card)
+    write_text(folder / "model" / "README.md", model_card(task.kind, Path(settings.data).name, scores, table))
     return text
 
 
-def _score_table(task: Task, scores: dict[str, dict], baselines: dict[str, dict]) -> list[str]:
+def score_table(task: Task, scores: dict[str, dict], baselines: dict[str, dict]) -> list[str]:
+    """The scores of model and baseline on each split, as Markdown."""
     # Some splits have more metrics: F1 of questions with and without an answer exists only if a split has both.
     names = list(dict.fromkeys(chain(*scores.values())))
     rows = []
@@ -246,7 +237,7 @@ def worst_rows(places: list[str], errors: list[tuple[float, str, str, str]]) -> 
     return [f"The {len(rows)} worst of {len(wrong):,} errors:", "", *table]
 
 
-def _card(kind: str, data: str, scores: dict[str, dict[str, float]], table: list[str]) -> str:
+def model_card(kind: str, data: str, scores: dict[str, dict[str, float]], table: list[str]) -> str:
     """The card that the Hub shows, and from which `neobert-hf publish` reads the results."""
     results = [
         EvalResult(kind, data, data, metric, value, dataset_split=split)

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, get_dataset_split_names
 from neobert_hf.common.paths import check_exists, held_by
 from neobert_hf.common.settings import nearest
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.tables import READERS, Reader, Row, check_local, read_files, read_rows, split_files
+from neobert_hf.data.tables import READERS, Reader, Row, check_local, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
@@ -39,7 +39,7 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
         check_local(settings.data, settings.subset, "train")
         for split, names in SPLITS.items():
             if files := split_files(folder, names, readers):
-                splits[split] = list(read_files(files, readers=readers))
+                splits[split] = [row for file in files for row in read_rows(str(file), readers=readers)]
         if "train" not in splits:
             raise ValueError(f"{folder} holds no `train.csv`, `train.jsonl` or the like, only {held_by(folder)}.")
     elif glob.glob(str(folder)):
@@ -57,8 +57,6 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
             if not glob.glob(source):
                 check_exists(source, f"{split}_data")
             splits[split] = list(read_rows(source, readers=readers))
-    if empty := [split for split, rows in splits.items() if not rows]:
-        raise ValueError(f"The file of the split {empty[0]} in {settings.data} is empty: it holds no row.")
     return {split: splits[split] for split in SPLITS if split in splits and (split != "test" or settings.score_test)}
 
 

@@ -26,8 +26,6 @@ from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_spl
 
 WORDS = ("tokens", "words", "form", "text")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags", "upos", "pos", "ner", "chunk_tags", "label")
-# Windows of a long row overlap by 1/4, so that every word has context on both sides in one of them.
-SHARED = 4
 IGNORED = -100
 
 
@@ -42,41 +40,30 @@ class TokenClassificationSettings(TaskSettings):
     )
 
 
-# A comment before a sentence, as in MultiCoNER and CoNLL-U: `# id 5239d808 domain=en`. `#` may also be a word.
-COMMENT = re.compile(r"#\s*(id|sent_id|text|newdoc|newpar|global\.columns)\b.*=")
-
-
 def read_conll(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, list[str]]]:
-    """Read one word per line, with an empty line after each sentence: first the word, last the tag, or CoNLL-U.
-
-    In CoNLL-U the tag is the universal part of speech, and the parts of a contraction are separate words.
-    """
-    universal, words, tags = ".conllu" in file.suffixes, [], []
+    """Read one word per line, first the word and last its tag, with an empty line after each sentence."""
+    words, tags = [], []
     for number, line in enumerate(chain(tables.read_lines(file), [""]), 1):
-        line = line.rstrip("\r\n")
         # Between tabs a word may contain spaces. No-break spaces, as in 10 000, never separate words.
-        if universal:
-            cells = line.split("\t")
-        else:
-            cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line.strip(" \t"))]
-        if not line.strip() or cells[0] == "-DOCSTART-":
+        line = line.strip(" \t\r\n")
+        cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line)]
+        if not line or cells[0] == "-DOCSTART-":
             if words:
                 yield {"tokens": words, "tags": tags}
             words, tags = [], []
-        elif universal and (line.startswith("#") or not cells[0].isdecimal()):
+        elif not words and re.match(r"#\s*id\b", line):
+            # A comment before a sentence of MultiCoNER: `# id 5239d808 domain=en`. `#` may also be a word.
             continue
-        elif not words and COMMENT.match(line):
-            continue
-        elif len(cells) < (4 if universal else 2):
+        elif len(cells) < 2:
             raise ValueError(f"line {number:,} is {line!r:.60}; it must have a word and a tag.")
         else:
-            words.append(cells[1] if universal else cells[0])
-            tags.append(cells[3] if universal else cells[-1])
+            words.append(cells[0])
+            tags.append(cells[-1])
 
 
 READERS: Mapping[str, Reader] = {
     **tables.READERS,
-    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt"), read_conll),
+    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2", ".txt"), read_conll),
 }
 
 
@@ -120,7 +107,8 @@ class TokenClassification(Task):
                 [" ".join(words) for words in batch["words"]],
                 truncation=True,
                 max_length=max_length,
-                stride=max_length // SHARED,
+                # So that every word has context on both sides in one of its windows.
+                stride=max_length // 4,
                 return_overflowing_tokens=True,
             )
             columns = {"labels": [], "word": [], "row": []}

@@ -31,11 +31,11 @@ from neobert_hf.common.fingerprints import check_same_settings, depends_on, fing
 from neobert_hf.common.settings import read_yaml
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.data.entries import read_entry
+from neobert_hf.evaluation.glue.metrics import ScoreMetric
 from neobert_hf.evaluation.glue.tasks import GlueTask, load_task
 from neobert_hf.evaluation.results import ADVICE
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, load_for_task
-from neobert_hf.training.metrics import ScoreMetric
 from neobert_hf.training.run_checkpoints import (
     CheckpointError,
     complete_checkpoints,

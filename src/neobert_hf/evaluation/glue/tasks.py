@@ -16,7 +16,7 @@ from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.data.entries import read_entry
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.tables import Row, is_empty, read_files, read_rows, split_files
-from neobert_hf.training.metrics import CLASSIFICATION, CORRELATIONS
+from neobert_hf.evaluation.glue.metrics import CLASSIFICATION, CORRELATIONS
 
 
 @strict

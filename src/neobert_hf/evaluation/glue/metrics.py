@@ -1,4 +1,4 @@
-"""Metrics of GLUE and of classifiers, as an `evaluate.Metric` based on scikit-learn and SciPy."""
+"""Metrics of GLUE, as an `evaluate.Metric` based on scikit-learn and SciPy."""
 
 from functools import partial
 
