@@ -8,7 +8,7 @@ Beside the models stand the teacher, BM25, and static vectors: the teacher's sta
 text with weights, as in model2vec. Models are scored on what embedding_scores.py describes, and by a logistic
 regression on the vectors of descriptions of Debian packages, which tells their section. In the column `teacher's
 index`, the model embeds the queries of FOLDOC and the teacher the entries. A model that was scored already is not
-scored again. With `--speed true` all models are also timed, in turns, on an idle machine.
+scored again. With `--speed student` that model and the teacher are also timed, in turns, on an idle machine.
 """
 
 import re
@@ -28,6 +28,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from torch import nn
 
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.embeddings.prompts import prompt_of
@@ -42,8 +43,8 @@ COLUMNS = (*RETRIEVAL, FAR, "similarity of news", "sections")
 # Tokens of a document, and after how many of them the sentence comes that is to find it.
 FAR_LENGTH, FAR_START = 1020, 400
 PROBE_ROWS = 10_000
-# Texts at a time, and how often each model is timed.
-SPEED = {"12 tokens": (12, 64), "256 tokens": (256, 16)}
+# How many texts of this many tokens are embedded at a time, and how often each model is timed.
+SPEED = {12: 64, 256: 16}
 ROUNDS = 7
 
 
@@ -54,7 +55,9 @@ class DistilSettings(Settings):
         metadata={"help": "the embedding model that the others were distilled from", "path": "or Hub id"}
     )
     models: list[str] = field(metadata={"help": "NAME=FOLDER of each student"})
-    speed: bool = field(default=False, metadata={"help": "also measure texts a second"})
+    speed: list[str] = field(
+        default_factory=list, metadata={"help": "names of models to time beside the teacher, on an idle machine"}
+    )
 
 
 def static_model(teacher: SentenceTransformer) -> SentenceTransformer:
@@ -147,18 +150,45 @@ def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, 
     return [tokenizer.decode(ids[start * size : (start + 1) * size]) for start in range(count)]
 
 
+def pack_linear_layers(model: nn.Module) -> None:
+    """Keep the weights of all linear layers in the layout that oneDNN multiplies with, as `prepare_for_inference()`
+    does in the blocks of a NeoBERT."""
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+            layer.forward = partial(_packed_product, weight=packed, bias=layer.bias)
+
+
+def _packed_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(states, weight, bias, "none", [], "")
+
+
+def prepared(folder: str, int8: bool) -> SentenceTransformer:
+    """A model prepared for a CPU as well as PyTorch can: packed weights in float32, or products in int8."""
+    model = SentenceTransformer(folder, device="cpu").float().eval().requires_grad_(False)
+    encoder = model[0].model
+    if isinstance(encoder, NeoBERTModel):
+        encoder.prepare_for_inference(int8=int8)
+    elif int8:
+        model[0].model = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear})
+    else:
+        pack_linear_layers(encoder)
+    return model
+
+
 def speeds_of(
     models: dict[str, SentenceTransformer], teacher: SentenceTransformer, data: Retrieval
 ) -> dict[str, dict[str, float]]:
-    """Texts a second by length and model, with the weights of students packed for inference."""
-    for name, model in models.items():
-        if name not in (TEACHER, STATIC) and isinstance(model[0].model, NeoBERTModel):
-            model[0].model.prepare_for_inference()
-    found = {}
-    for title, (tokens, count) in SPEED.items():
+    """Texts a second by model and column. All models take turns."""
+    found, threads = {name: {} for name in models}, torch.get_num_threads()
+    for tokens, count in SPEED.items():
         texts = texts_of_length(teacher, data, tokens, count)
         turns = {name: partial(model.encode, texts, batch_size=count) for name, model in models.items()}
-        found[title] = {name: count / seconds for name, seconds in medians(turns, ROUNDS).items()}
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            for name, seconds in medians(turns, ROUNDS).items():
+                found[name][f"{tokens} tokens, {'one thread' if number == 1 else 'two threads'}"] = count / seconds
+    torch.set_num_threads(threads)
     return found
 
 
@@ -177,17 +207,32 @@ def measure(settings: DistilSettings) -> dict:
         key = f"{kind} of {model_fingerprint(folders[name])[:8]}; teacher {model_fingerprint(settings.teacher)[:8]}"
         scores[name] = runs.result(key, partial(score, model, index, tests))
         print(name, {column: round(value, 3) for column, value in scores[name].items()}, flush=True)
-    speeds = speeds_of(models, teacher, tests.retrievals["FOLDOC"]) if settings.speed else {}
+    speeds = {}
+    if settings.speed:
+        timed = {STATIC: models[STATIC]}
+        for name in (TEACHER, *settings.speed):
+            timed |= {name: prepared(folders[name], int8=False), f"{name}, int8": prepared(folders[name], int8=True)}
+        speeds = speeds_of(timed, teacher, tests.retrievals["FOLDOC"])
     return {"scores": scores, "speeds": speeds}
+
+
+def speed_table(speeds: dict[str, dict[str, float]]) -> list[str]:
+    if not speeds:
+        return []
+    columns = list(next(iter(speeds.values())))
+    rows = [[name, *(f"{found[column]:,.0f}" for column in columns)] for name, found in speeds.items()]
+    return [
+        "Texts a second, texts of one length in a batch, with their tokenization. Weights are packed; int8 is "
+        "`prepare_for_inference(int8=True)`, and dynamic quantization of PyTorch for the teacher.",
+        table(["", *columns], rows),
+    ]
 
 
 def page(stored: dict, folder: Path) -> list[str]:
     scores, speeds = stored["found"]["scores"], stored["found"]["speeds"]
-    rows = []
-    for name, found in scores.items():
-        cells = [f"{found[key]:.3f}" if key in found else "-" for key in COLUMNS]
-        rows.append([name, *cells, *(f"{speed[name]:,.0f}" if name in speed else "-" for speed in speeds.values())])
-    titles = ["", *COLUMNS, *(f"texts a second, {name}" for name in speeds)]
+    rows = [
+        [name, *(f"{found[key]:.3f}" if key in found else "-" for key in COLUMNS)] for name, found in scores.items()
+    ]
     return [
         "# What a distilled model keeps of its teacher",
         "Retrieval (nDCG@10): each of 1,000 terms searches 1,000 entries of FOLDOC, and sentences search 1,000 "
@@ -198,12 +243,8 @@ def page(stored: dict, folder: Path) -> list[str]:
         "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy "
         f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
         "means of the teacher's states of single tokens, as in model2vec.",
-        table(titles, rows),
-        *(
-            ["Speed: texts of one length in a batch, with weights packed by `prepare_for_inference()`."]
-            if speeds
-            else []
-        ),
+        table(["", *COLUMNS], rows),
+        *speed_table(speeds),
     ]
 
 

@@ -60,8 +60,10 @@ def distilled(teachers, corpus, tmp_path, monkeypatch):
 
     def run(output: Path = tmp_path / "run", **changes) -> Path:
         paths = {"teacher": teachers["normalised"], "texts": corpus / "train.jsonl", "output_dir": output}
-        settings = paths | SMALL | changes
-        load_example("distil").main([part for name, each in settings.items() for part in (f"--{name}", str(each))])
+        flags = []
+        for name, each in (paths | SMALL | changes).items():
+            flags += [f"--{name}", *map(str, each if isinstance(each, tuple) else [each])]
+        load_example("distil").main(flags)
         return output
 
     return run
@@ -122,16 +124,42 @@ def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_pat
     assert_same_weights(distilled(tmp_path / "whole", **settings), tmp_path / "run")
 
 
-def test_a_student_without_layers_is_a_table(distilled, teachers):
-    output = distilled(num_hidden_layers=0, passages=40)
-    student = SentenceTransformer(str(output / "model"))
-    assert student[0].model.config.num_hidden_layers == 0
-    assert len(student.tokenizer) == len(AutoTokenizer.from_pretrained(teachers["bert"]))
+def test_a_table_of_the_entries_that_the_texts_use_embeds_like_the_whole_table(distilled, teachers, corpus, tmp_path):
+    settings = {
+        "num_hidden_layers": 0,
+        "passages": 40,
+        "max_steps": 1,
+        "learning_rate": 0,
+        "embedding_learning_rate": 0,
+    }
+    whole = SentenceTransformer(str(distilled(tmp_path / "whole", **settings) / "model"))
+    used = SentenceTransformer(str(distilled(tmp_path / "used", vocabulary="used", **settings) / "model"))
+    assert len(whole.tokenizer) == len(AutoTokenizer.from_pretrained(teachers["bert"]))
+    assert used[0].model.config.vocab_size == len(used.tokenizer) < 0.9 * len(whole.tokenizer)
+    words = [word for word in "a in of is return".split() if word in used.tokenizer.get_vocab()]
+    assert len(words) >= 4
+    assert whole.encode([" ".join(words)]) == pytest.approx(used.encode([" ".join(words)]), abs=1e-5)
+    # What it does not know is spelled.
+    assert used.tokenizer.unk_token not in used.tokenizer.tokenize("qxz")
+
+
+def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distilled, teachers, corpus, tmp_path):
+    large = distilled(num_hidden_layers=3, passages=100) / "model"
+    settings = {"teacher": large, "student": large, "passages": 100, "max_steps": 1}
+    settings |= {"learning_rate": 0, "embedding_learning_rate": 0}
+    texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
+    wanted = SentenceTransformer(str(large)).encode(texts, convert_to_tensor=True)
+    for layers, least in (((0, 1, 2), 0.9999), ((0, 2), 0.5)):
+        output = distilled(tmp_path / str(len(layers)), layers=layers, **settings)
+        model = SentenceTransformer(str(output / "model"))
+        assert len(model[0].model.transformer_encoder) == model[0].model.config.num_hidden_layers == len(layers)
+        assert F.cosine_similarity(model.encode(texts, convert_to_tensor=True), wanted).mean() > least
 
 
 MISTAKES = [
     ({"teacher": "bert"}, "teacher"),
     ({"teacher": "none"}, "none"),
+    ({"student": "free"}, "student"),
     ({"texts": "empty.jsonl"}, "empty.jsonl"),
     ({"texts": "short.jsonl"}, "short.jsonl"),
     ({"column": "body"}, "'body'"),

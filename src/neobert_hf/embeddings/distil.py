@@ -1,9 +1,9 @@
 """Distillation: a small student learns the token states and vectors that a teacher has computed for texts.
 
-The loss is the sum of three parts: the squared distance of the token states, whose root mean square length is 1; twice
+The loss is the sum of four parts: the squared distance of the token states, whose root mean square length is 1; twice
 one minus the cosine of the vectors, as in Sentence Transformers' `EmbedDistillLoss`; and half the KL divergence of the
-similarities within a batch. With vectors alone, the cosine to MiniLM ended at 0.737 instead of 0.816. Cosines do not
-depend on lengths, so teachers may normalise their vectors or not.
+similarities within a batch, and to the teacher's vectors of other texts. With vectors alone, the cosine to MiniLM ended
+at 0.737 instead of 0.816. Cosines do not depend on lengths, so teachers may normalise their vectors or not.
 
 References:
     https://arxiv.org/abs/1909.10351 (TinyBERT: hidden states), https://arxiv.org/abs/2004.09813 (vectors), and
@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 from neobert_hf.common.files import atomic_folder, write_json, write_text
 from neobert_hf.common.fingerprints import depends_on, model_fingerprint, texts_checksum
 from neobert_hf.common.tokenizers import clear_truncation
-from neobert_hf.embeddings.student import Student, cosine_to_teacher
+from neobert_hf.embeddings.student import Student, StudentSettings, cosine_to_teacher
 from neobert_hf.embeddings.teacher import Answers, Text, fast_bfloat16
 from neobert_hf.training.arguments import BF16, fix, result_settings
 from neobert_hf.training.trainer import ResumableTrainer
@@ -37,7 +37,7 @@ FIXED = {"remove_unused_columns": False, "dataloader_drop_last": False, "ignore_
 
 @dataclass
 class DistilSettings:
-    """The teacher, the texts, and the student's size."""
+    """The teacher and the texts; `StudentSettings` say what learns."""
 
     teacher: str = field(
         metadata={"help": "an embedding model of Sentence Transformers: path or Hub id", "path": "or Hub id"}
@@ -53,16 +53,8 @@ class DistilSettings:
         default=16_000,
         metadata={"help": "passages to learn from, of which each gives up to three texts; fewer if there are fewer"},
     )
-    num_hidden_layers: int = field(default=2, metadata={"help": "0 for a mere table of token vectors"})
-    hidden_size: int = field(default=384, metadata={"help": "width of the student"})
-    num_attention_heads: int = field(default=6, metadata={"help": "must divide the width"})
-    intermediate_size: int = field(default=768, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"})
     # Twice this rate broke the embeddings in a trial.
     embedding_learning_rate: float = field(default=1.5e-4, metadata={"help": "peak value, for the embeddings"})
-
-    def sizes(self) -> dict[str, int]:
-        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -91,10 +83,14 @@ class DistilArguments(TrainingArguments):
         super().__post_init__()
 
 
-def run_identity(settings: DistilSettings, arguments: DistilArguments, learned: list[Text]) -> dict[str, Any]:
+def run_identity(
+    settings: DistilSettings, student: StudentSettings, arguments: DistilArguments, learned: list[Text]
+) -> dict[str, Any]:
     """All that the student's weights depend on, by name."""
-    teacher, texts = model_fingerprint(settings.teacher), texts_checksum(map(repr, learned))
-    return depends_on(settings, result_settings(arguments), leave_out=("column",), teacher=teacher, texts=texts)
+    weights = {"teacher": model_fingerprint(settings.teacher), "texts": texts_checksum(map(repr, learned))}
+    if student.student:
+        weights["student"] = model_fingerprint(student.student)
+    return depends_on(settings, student, result_settings(arguments), leave_out=("column",), **weights)
 
 
 def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
@@ -212,8 +208,8 @@ class DistilTrainer(ResumableTrainer):
         """Write `model/`, with a card, and `log.json`."""
         output, model, settings = Path(self.args.output_dir), self.model.model, self.distil_settings
         card = CARD.format(
-            layers=settings.num_hidden_layers,
-            width=settings.hidden_size,
+            layers=model[0].model.config.num_hidden_layers,
+            width=model[0].model.config.hidden_size,
             name=Path(settings.teacher).name,
             parameters=sum(each.numel() for each in model.parameters()),
             teacher=settings.teacher,
