@@ -21,8 +21,10 @@ from neobert_hf.data.parts import absolute, do_parts, plan_parts, sizes_of
 from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 
 
-@dataclass(kw_only=True)
-class EmbedArguments(CorpusSettings):
+@dataclass
+class EmbedArguments:
+    """Where texts come from, where vectors go, and who computes them."""
+
     source: list[str] = field(metadata={"help": "Parquet or JSON lines files or patterns", "path": True})
     output_dir: str = field(metadata={"help": "folder or URL for the vectors"})
     rows_per_part: int = field(
@@ -35,16 +37,16 @@ class EmbedArguments(CorpusSettings):
 
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, and a plan of parts
-    (settings,) = parse_config(EmbedArguments, args=args)
-    plan = plan_parts(settings.source, math.ceil(settings.rows_per_part / settings.sorted_rows) * settings.sorted_rows)
+    settings, corpus = parse_config(EmbedArguments, CorpusSettings, args=args)
+    plan = plan_parts(settings.source, math.ceil(settings.rows_per_part / corpus.sorted_rows) * corpus.sorted_rows)
+    if Path(corpus.model).is_dir():
+        # Workers may run in other folders.
+        corpus.model = absolute(corpus.model)
 
     # 2. Vectors of each part; what they depend on is stored with them
-    own = CorpusSettings(**{name: getattr(settings, name) for name in CorpusSettings.__dataclass_fields__})
-    if Path(own.model).is_dir():
-        own.model = absolute(own.model)
-    same = depends_on(own, model=model_fingerprint(own.model), sizes=sizes_of(plan))
+    same = depends_on(corpus, model=model_fingerprint(corpus.model), sizes=sizes_of(plan))
     engine = {"workers": settings.workers, "ray": settings.ray, "gpus": settings.gpus}
-    records = do_parts(plan, partial(embed_part, settings=own), settings.output_dir, same, **engine)
+    records = do_parts(plan, partial(embed_part, settings=corpus), settings.output_dir, same, **engine)
     rows = sum(record["rows"] for record in records)
     print(f"{rows:,} vectors of {records[0]['dimensions']} numbers in {settings.output_dir}", flush=True)
 

@@ -11,8 +11,7 @@ from neobert_hf.common.script_errors import run_script
 from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.clusters import add_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
-from neobert_hf.embeddings.contextual_loss import ContextualLoss
-from neobert_hf.embeddings.contextual_training import ContextualRetrievalEvaluator, ContextualTrainer
+from neobert_hf.embeddings.contextual_training import ContextualLoss, ContextualRetrievalEvaluator, ContextualTrainer
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
 
 

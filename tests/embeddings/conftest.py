@@ -1,6 +1,7 @@
 """A small encoder, small datasets with their description, and a trained model of every kind."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -126,20 +127,14 @@ def settings(data, encoder, tmp_path):
     return build
 
 
-class Trained:
+@pytest.fixture(scope="session")
+def trained(data, encoder, tmp_path_factory) -> Mapping[str, Path]:
     """The output folder of a run of each kind, which is trained when it is asked for."""
 
-    def __init__(self, folder: Path, data: Path, encoder: Path):
-        self.folder = folder
-        self.settings = {"model": encoder, "datasets": data / "datasets.yaml"}
+    class Trained(dict):
+        def __missing__(self, kind: str) -> Path:
+            output = self[kind] = tmp_path_factory.mktemp(kind) / "run"
+            run(kind, {"model": encoder, "datasets": data / "datasets.yaml", "output_dir": output})
+            return output
 
-    def __getitem__(self, kind: str) -> Path:
-        output = self.folder / kind
-        if not output.exists():
-            run(kind, self.settings | {"output_dir": output})
-        return output
-
-
-@pytest.fixture(scope="session")
-def trained(data, encoder, tmp_path_factory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("kinds"), data, encoder)
+    return Trained()

@@ -65,21 +65,6 @@ def test_saved_loaded_and_encoded_to_the_bit(model, saved, texts):
     assert (again.encode(texts, dataset_embeddings=context) == before["second stage"]).all()
 
 
-def test_the_prompt_is_read_and_not_pooled(model, texts):
-    """Of a query the tokens of the instruction, with [CLS] before them, are left out of the mean."""
-    context, prompt = embed_context(model, texts, seed=0), model.prompts["query"]
-    batch = model.tokenizer([prompt + text for text in texts[:5]], padding=True, return_tensors="pt")
-    length = len(model.tokenizer(prompt)["input_ids"]) - 1
-    with torch.no_grad():
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        states = model[0].model(**inputs, dataset_embeddings=context).last_hidden_state
-        real = batch["attention_mask"].sum(1)
-        pooled = torch.stack([row[length:count].mean(0) for row, count in zip(states, real)])
-        expected = pooled + model[0].model.second_head(pooled)
-    got = model.encode_query(texts[:5], dataset_embeddings=context, convert_to_tensor=True)
-    assert length > 3 and (got - expected).abs().max() <= 1e-5
-
-
 def test_a_context_is_whole_whatever_the_model_is_set_to(model, saved, texts):
     expected = embed_context(model, texts, seed=0)
     assert expected.shape == (6, 32) and expected.dtype == torch.float32 and not expected.requires_grad

@@ -1,6 +1,5 @@
 """examples/train_contextual.py: clusters and batches, the loss and its gradients, runs that resume to the bit."""
 
-import json
 import multiprocessing
 import random
 import shutil
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, Features, List, Value
-from safetensors.torch import load_file, save_file
+from datasets import Dataset
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from torch import distributed
 from torch.nn import functional as F
@@ -23,31 +22,16 @@ from neobert_hf.embeddings import clusters
 from neobert_hf.embeddings.arguments import ContextualArguments, EmbeddingArguments
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
-from neobert_hf.embeddings.contextual_loss import ContextualLoss
-from neobert_hf.embeddings.contextual_training import ContextualCollator
+from neobert_hf.embeddings.contextual_training import ContextualCollator, ContextualLoss, mean_cosine
 from neobert_hf.embeddings.datasets import read_descriptions
-from neobert_hf.embeddings.models import build_encoder
-from tests.helpers.embedding_runs import SMALL, losses_of
-from tests.helpers.examples import load_example
+from tests.helpers.embedding_runs import load, losses_of, run
 from tests.helpers.models import ROOT
-from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments
 
 
 PROMPT = "Find the answer. "
 CONTEXT = {"context_size": 5, "context_dropout": 0.0, "soft_prompts": 8, "text_position": 0}
-
-
-def to_flags(settings: dict) -> list[str]:
-    flags = ["--config", str(ROOT / "configs" / "embeddings" / "contextual_small.yaml")]
-    sizes = {"context_size": 8, "mini_batch_size": 3, "learning_rate": 1e-3}
-    for name, value in (SMALL | sizes | settings).items():
-        flags += [f"--{name}", *str(value).split()]
-    return flags
-
-
-def run(settings: dict) -> list[dict]:
-    load_example("train_contextual").main(to_flags(settings))
-    return json.loads((Path(settings["output_dir"]) / "log.json").read_text())
+# Of a run; each context has as many documents as a batch of `pairs` has rows.
+SIZES = {"context_size": 8, "mini_batch_size": 3, "learning_rate": 1e-3, "eval_steps": 12, "save_steps": 4}
 
 
 # The loss
@@ -128,6 +112,12 @@ def test_cached_gradients_are_those_of_one_graph(encoder, mini_batch_size, mask,
         assert (found[name] - gradient).abs().max() <= 1e-12 * max(1, gradient.abs().max()), name
 
 
+def test_a_first_stage_that_has_collapsed_is_seen_in_the_log():
+    """`context_cosine`: 1 if all vectors of a context point one way, and the mean of all pairs otherwise."""
+    assert mean_cosine(torch.ones(5, 3) * torch.arange(1.0, 6.0)[:, None]) == pytest.approx(1)
+    assert mean_cosine(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])) == pytest.approx(-1 / 3)
+
+
 def process_of_two(rank: int, folder: Path, encoder: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     model = contextual_model(encoder).eval()
@@ -137,9 +127,8 @@ def process_of_two(rank: int, folder: Path, encoder: Path) -> None:
     # Two micro-batches: the first stays with its process.
     with loss.model.no_sync():
         loss(features_of(model, seed=rank)).backward()
-    alone = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     loss(features_of(model, seed=rank + 2)).backward()
-    torch.save((alone, gradients_of(model)), folder / f"{rank}.pt")
+    torch.save(gradients_of(model), folder / f"{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -151,21 +140,17 @@ def test_two_processes_have_the_mean_of_their_gradients(encoder, tmp_path):
     for process in processes:
         process.start()
     model = contextual_model(encoder).eval()
-    single, loss = [], ContextualLoss(model, 0.1, 2)
+    alone, loss = [], ContextualLoss(model, 0.1, 2)
     for rank in range(2):
         torch.manual_seed(rank)
-        loss(features_of(model, seed=rank)).backward()
-        first = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        loss(features_of(model, seed=rank + 2)).backward()
-        single.append((first, gradients_of(model)))
+        for seed in (rank, rank + 2):
+            loss(features_of(model, seed=seed)).backward()
+        alone.append(gradients_of(model))
     for process in processes:
         process.join(600)
         assert process.exitcode == 0
-    for rank in range(2):
-        alone, shared = torch.load(tmp_path / f"{rank}.pt")
-        for name in shared:
-            assert torch.equal(alone[name], single[rank][0][name]), name
-            assert torch.equal(shared[name], (single[0][1][name] + single[1][1][name]) / 2), name
+    for found in (torch.load(tmp_path / f"{rank}.pt") for rank in range(2)):
+        assert all(torch.equal(found[name], (alone[0][name] + alone[1][name]) / 2) for name in found)
 
 
 # Clusters and batches
@@ -176,29 +161,26 @@ def with_vectors(queries: np.ndarray, positives: np.ndarray) -> Dataset:
     return Dataset.from_dict(columns)
 
 
-def rows_of(numbers: list[int], texts: list[tuple[str, str]] | None = None) -> Dataset:
-    texts = texts or [(f"query {number}", f"document {number}") for number in range(len(numbers))]
+def rows_of(clusters: list[int], texts: list[tuple[str, str]]) -> Dataset:
     queries, positives = zip(*texts)
-    return Dataset.from_dict({"query": queries, "positive": positives, "cluster": numbers})
+    return Dataset.from_dict({"query": queries, "positive": positives, "cluster": clusters})
 
 
 def test_an_epoch_has_every_row_once_in_batches_of_one_cluster():
     sizes = [32, 17, 8, 30, 9]
     planted = [number for number, size in enumerate(sizes) for _ in range(size)]
     random.Random(0).shuffle(planted)
-    sampler = ClusterBatchSampler(rows_of(planted), 8, seed=3)
-    epochs = []
+    rows = rows_of(planted, [(f"query {number}", f"document {number}") for number in range(96)])
+    sampler, epochs = ClusterBatchSampler(rows, 8, seed=3), []
     for epoch in (0, 1, 0):
         sampler.set_epoch(epoch)
         batches = list(sampler)
-        rows = [row for batch in batches for row in batch]
         assert len(batches) == len(sampler) == 12 and all(len(batch) == 8 for batch in batches)
-        assert len(rows) == len(set(rows)) == 96
+        assert sorted(row for batch in batches for row in batch) == list(range(96))
         pure = [len({planted[row] for row in batch}) == 1 for batch in batches]
         assert sum(pure) == sum(size // 8 for size in sizes)
         epochs.append(batches)
     assert epochs[0] == epochs[2] != epochs[1]
-    assert list(ClusterBatchSampler(rows_of(planted), 8, seed=4)) != epochs[0]
 
 
 def test_no_batch_has_a_text_twice():
@@ -206,8 +188,7 @@ def test_no_batch_has_a_text_twice():
     texts = [(f"q{generator.randrange(30)}", f"d{generator.randrange(40)}") for _ in range(200)]
     # A query that is the document of another row.
     texts += [(f"d{number}", f"q{number}") for number in range(20)]
-    sampler = ClusterBatchSampler(rows_of([number % 3 for number in range(220)], texts), 8, seed=0)
-    batches = list(sampler)
+    batches = list(ClusterBatchSampler(rows_of([number % 3 for number in range(220)], texts), 8, seed=0))
     rows = [row for batch in batches for row in batch]
     assert len(batches) > 20 and len(rows) == len(set(rows))
     for batch in batches:
@@ -217,136 +198,85 @@ def test_no_batch_has_a_text_twice():
     assert list(ClusterBatchSampler(rows_of([0] * 20, [("same", "text")] * 20), 8, seed=0)) == []
 
 
-def test_clusters_are_those_that_were_planted_and_neighbours_follow_each_other():
+def test_clusters_are_those_that_were_planted_and_neighbours_follow_each_other(tmp_path, monkeypatch):
+    """Six clusters on an arc, of 30,000 rows, of which a batch of k-means is a tenth."""
+    for name, value in (("BLOCK", 1_000), ("LEAST_ROWS", 3_000), ("BATCHES", 5)):
+        monkeypatch.setattr(clusters, name, value)
     generator = np.random.default_rng(0)
-    angles = np.repeat(np.arange(6) * 0.5, 20)
-    centres = np.stack([np.cos(angles), np.sin(angles)], 1)
-    order = generator.permutation(120)
-    queries, positives = (centres[order] + generator.normal(0, 0.02, (120, 2)) for _ in range(2))
+    planted = generator.permutation(np.repeat(np.arange(6), 5_000))
+    centres = np.stack([np.cos(planted * 0.5), np.sin(planted * 0.5), *np.zeros((62, 30_000))], 1)
     # Of a unit vector the length says nothing.
-    found = find_clusters(with_vectors(queries * 5, positives * 5), 20, seed=0)
-    planted = np.repeat(np.arange(6), 20)[order]
+    queries, positives = (5 * (centres + generator.normal(0, 0.02, centres.shape)) for _ in range(2))
+    with_vectors(queries, positives).to_parquet(tmp_path / "vectors.parquet")
+    stored = Dataset.from_parquet(str(tmp_path / "vectors.parquet"), cache_dir=str(tmp_path))
+    tracemalloc.start()
+    found = find_clusters(stored, 5_000, seed=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # One number for each row, and a few copies of a batch. The vectors are 15 MB in float32.
+    assert peak < 9e6
     numbers = [set(found[planted == cluster]) for cluster in range(6)]
     assert all(len(number) == 1 for number in numbers) and len(set.union(*numbers)) == 6
     # A chain of neighbours along the arc has at most one jump, from an end that it reached first to the other side.
     chain = [int(planted[found == number][0]) for number in range(6)]
     assert sum(abs(left - right) != 1 for left, right in zip(chain, chain[1:])) <= 1
+    # Rows that cannot be told apart.
     assert len(set(find_clusters(with_vectors(*np.ones((2, 9, 4))), 2, seed=0))) == 1
 
 
-def test_clusters_of_more_rows_than_are_held(tmp_path, monkeypatch):
-    """20 planted clusters of 30,000 rows, of which a batch of k-means is a tenth."""
-    for name, value in (("BLOCK", 1_000), ("LEAST_ROWS", 3_000), ("BATCHES", 5)):
-        monkeypatch.setattr(clusters, name, value)
-    generator = np.random.default_rng(0)
-    planted, centres = generator.integers(20, size=30_000), generator.normal(size=(20, 64))
-
-    def draw(block, rows):
-        noise = generator.normal(0, 0.1, (2, len(rows), 64))
-        return dict(zip(clusters.VECTORS, (centres[planted[rows]] + noise).astype(np.float16)))
-
-    features = Features(dict.fromkeys(clusters.VECTORS, List(Value("float16"), length=64)))
-    vectors = Dataset.from_dict({"row": range(30_000)}).map(
-        draw, True, batched=True, features=features, remove_columns="row", cache_file_name=str(tmp_path / "v.arrow")
-    )
-    tracemalloc.start()
-    found = find_clusters(vectors, 1_500, seed=0)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    # One number for each row, and a few copies of a batch. The vectors are 15 MB in float32.
-    assert peak < 9e6
-    pairs = len(np.unique(np.stack([planted, found]), axis=1).T)
-    assert len(set(found)) == 20 and pairs <= 24
-
-
-def test_false_negatives_are_masked_by_the_vectors(encoder):
-    model = build_encoder(str(encoder), 48)
+def test_false_negatives_are_masked_by_the_vectors():
     # The second document is as near to the first query as its own, the third nearer.
     queries = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
     positives = [[0.6, 0.8], [0.6, 0.8], [0.8, 0.6]]
     rows = [
-        {"query": f"a {n}", "positive": f"b {n}", "negatives": [], "cluster": 0, "dataset_name": "x"}
+        {"query": f"a {n}", "positive": f"b {n}", "negatives": [], "cluster": 0}
         | {"query_vector": queries[n], "positive_vector": positives[n]}
         for n in range(3)
     ]
-    collator = ContextualCollator(preprocess_fn=model.preprocess)
-    assert "label" not in collator(rows)
+    collator = ContextualCollator(preprocess_fn=lambda texts, **kwargs: {"texts": texts})
+    assert collator(rows).keys() == {"query_texts", "positive_texts"}
     # Scores: [.6 .6 .8], [.8 .8 .6], [1 1 .96]; the right ones: .6 .8 .96
     expected = {0.0: [[0, 0, 1], [0, 0, 0], [1, 1, 0]], 0.01: [[0, 1, 1], [1, 0, 0], [1, 1, 0]]}
     expected |= {-0.1: [[0, 0, 1], [0, 0, 0], [0, 0, 0]]}
     for margin, mask in expected.items():
         collator.margin = margin
-        batch = collator(rows)
-        assert batch["label"].tolist() == torch.tensor(mask).bool().tolist()
-    assert {name.split("_")[0] for name in batch} == {"dataset", "query", "positive", "label"}
+        assert collator(rows)["label"].tolist() == torch.tensor(mask).bool().tolist()
 
 
 # Runs
 
 
-@pytest.fixture(scope="module")
-def whole(data, encoder, helper, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("contextual") / "run"
-    changes = {"first_model": helper, "eval_steps": 12, "save_steps": 4}
-    run(changes | {"output_dir": folder, "model": encoder, "datasets": data / "datasets.yaml"})
-    return folder
-
-
-def test_a_run_leaves_a_contextual_model_a_card_and_numbers(whole, helper):
-    log = json.loads((whole / "log.json").read_text())
+def test_a_run_leaves_a_contextual_model_and_goes_on_with_its_clusters_only(settings, helper, tmp_path):
+    folder, changes = tmp_path / "run", settings(**SIZES, first_model=helper)
+    log = run("contextual", changes)
     losses = losses_of(log)
     assert len(losses) == 12 and sum(losses[-4:]) < sum(losses[:4])
     assert all(0 < entry["context_cosine"] < 1 for entry in log if "loss" in entry)
     assert 0 <= log[-2]["eval_retrieval_cosine_ndcg@10"] <= 1
-    model = SentenceTransformer(str(whole / "model"))
+    model = load("contextual", folder)
     assert model[0].model.config.context_size == 8 and model.prompts["query"] == "Find the answer. "
-    assert (whole / "model" / "contextual_neobert.py").is_file()
-    assert "ContextualLoss" in (whole / "model" / "README.md").read_text()
-    last, before = (load_file(whole / name / "model.safetensors") for name in ("model", "checkpoint-8"))
+    assert (folder / "model" / "contextual_neobert.py").is_file()
+    last, before = (load_file(folder / name / "model.safetensors") for name in ("model", "checkpoint-8"))
     for name in ("first_stage.layer_norm.weight", "second_stage.layer_norm.weight", "soft_prompts.weight"):
         assert not torch.equal(last[name], before[name]), name
     # The first model gave clusters of a batch's size, and vectors, which are stored as float16.
-    stored = [Dataset.from_parquet(str(file)) for file in (whole / "clusters").iterdir()]
-    (pairs,) = [rows for rows in stored if len(rows) == 80]
+    stored = {file: Dataset.from_parquet(str(file)) for file in (folder / "clusters").iterdir()}
+    ((file, pairs),) = [(file, rows) for file, rows in stored.items() if len(rows) == 80]
     assert len(stored) == 3 and max(pairs["cluster"]) == 80 // 8 - 1
     expected = SentenceTransformer(str(helper)).encode(pairs["positive"][:3], normalize_embeddings=True)
     assert np.abs(np.asarray(pairs["positive_vector"][:3]) - expected).max() < 1e-3
 
-
-def test_without_its_clusters_a_run_does_not_go_on(whole, settings, helper, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoint-12")
-    changes = settings(eval_steps=12, save_steps=4, first_model=helper)
+    shutil.rmtree(folder / "checkpoint-12")
     with pytest.raises(SettingsMismatch, match="context_size"):
-        run(changes | {"context_size": 6})
-    stored = next((tmp_path / "run" / "clusters").iterdir())
-    stored.unlink()
-    with pytest.raises(FileNotFoundError, match=stored.name):
-        run(changes)
+        run("contextual", changes | {"context_size": 6})
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=file.name):
+        run("contextual", changes)
 
 
-def test_the_log_shows_a_first_stage_that_has_collapsed(settings, encoder, helper, tmp_path):
-    shutil.copytree(encoder, tmp_path / "collapsed")
-    weights = load_file(encoder / "model.safetensors")
-    # Every token has nearly the same embedding, and so has every text.
-    weights["model.encoder.weight"] = weights["model.encoder.weight"][:1] + 1e-3 * weights["model.encoder.weight"]
-    save_file(weights, tmp_path / "collapsed" / "model.safetensors", {"format": "pt"})
-    changes = {"max_steps": 1, "save_steps": 1, "eval_strategy": "no", "only": "pairs", "first_model": helper}
-    assert run(settings(**changes, model=tmp_path / "collapsed"))[0]["context_cosine"] > 0.99
-
-
-@pytest.mark.slow
-def test_two_processes_run(settings, helper, tmp_path):
-    changes = settings(first_model=helper, max_steps=2, save_steps=2, eval_strategy="no", only="pairs")
-    environments = launched_environments("cpu_ddp.yaml", 2)
-    processes = ScriptProcesses(to_flags(changes), environments, script="train_contextual")
-    assert "2 x cpu" in processes.finish()
-    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-
-
-def test_a_context_that_no_batch_fills_is_refused(settings):
+def test_a_context_that_no_batch_fills_is_refused(settings, helper):
     with pytest.raises(ValueError, match="`context_size` is 9, .* 8 rows"):
-        run(settings(context_size=9))
+        run("contextual", settings(**SIZES | {"context_size": 9}, first_model=helper))
 
 
 @pytest.mark.parametrize("name, pairs, datasets", [("contextual", 1.5e6, 22), ("contextual_phase_1", 235e6, 29)])

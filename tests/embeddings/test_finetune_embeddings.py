@@ -1,8 +1,6 @@
 """examples/finetune_embeddings.py on small data: what it trains, and with which loss."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from neobert_hf.embeddings.batches import ContrastiveCollator
 from neobert_hf.embeddings.losses import info_nce_loss
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.embedding_runs import losses_of, run
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 
@@ -153,19 +150,3 @@ def test_the_papers_settings():
     settings, arguments = parse_config(DenseArguments, EmbeddingArguments, args=flags)
     assert (settings.temperature, settings.alpha, arguments.max_steps) == (0.07, 0.5, 2000)
     assert (arguments.adam_beta2, arguments.weight_decay, arguments.get_warmup_steps(2000)) == (0.95, 0.01, 2000)
-
-
-def test_contrastive_pretraining_on_what_the_script_wrote(tmp_path, monkeypatch, encoder):
-    """Both commands of configs/embeddings/contrastive.yaml, with a small encoder and few steps."""
-    monkeypatch.chdir(tmp_path)
-    Path("corpus").mkdir()
-    body = "It keeps one vector for each passage of a document and finds those that are nearest to a query, number {}."
-    for number in range(40):
-        Path(f"corpus/{number}.md").write_text(f"# How index {number} works\n\n{body.format(number)}\n")
-    load_example("make_pairs").main(["--source", "corpus", "--output", "data/text_pairs.parquet"])
-    Path("configs").symlink_to(ROOT / "configs")
-    flags = f"--config configs/embeddings/contrastive.yaml --model {encoder} --max_steps 3 --save_steps 3"
-    flags += " --per_device_train_batch_size 8 --max_length 32 --use_cpu true --report_to none --logging_steps 1"
-    load_example("finetune_embeddings").main(flags.split())
-    log = json.loads(Path("runs/contrastive/log.json").read_text())
-    assert losses_of(log) and all(map(math.isfinite, losses_of(log)))

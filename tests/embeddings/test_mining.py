@@ -1,4 +1,4 @@
-"""Hard negatives that a model finds: which documents are too close to be wrong ones."""
+"""Hard negatives that a model finds: which documents are too close to be wrong ones, and who finds them."""
 
 import shutil
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
+from neobert_hf.embeddings import mining
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RerankerArguments
 from neobert_hf.embeddings.datasets import PairDataset, TrainingData, positives_of_queries
-from neobert_hf.embeddings.mining import add_mined_negatives, prompts_of_helper
 from neobert_hf.embeddings.recipe import Run
 from tests.helpers.embedding_runs import load, run
 
@@ -26,74 +26,72 @@ def pairs(data) -> Dataset:
 
 
 @pytest.fixture
-def mine(trained, pairs, tmp_path):
-    """Mine at most three negatives for `pairs` into tmp_path / "mined", and check what is true of all negatives."""
+def mine(pairs, tmp_path):
+    """Mine at most three negatives for `pairs` into tmp_path / "mined"."""
 
-    def mine(miner: Path | None = None, instruction: str = PROMPT, begun: bool = False, **changes) -> Dataset:
-        miner = miner or trained["dense"] / "model"
-        settings = RerankerArguments("m", "d", miner=str(miner), negatives=3, **changes)
+    def mine(miner: Path, instruction: str = PROMPT, begun: bool = False) -> Dataset:
+        settings = RerankerArguments("m", "d", miner=str(miner), negatives=3)
         dataset = PairDataset("described", instruction, [], rows=pairs)
         arguments = EmbeddingArguments(str(tmp_path), use_cpu=True, bf16=False)
         checkpoint = tmp_path / "checkpoint-1" if begun else None
-        add_mined_negatives(Run(settings, arguments, TrainingData({"described": dataset}, {}), {}, checkpoint))
-        right = positives_of_queries(pairs)
-        assert dataset.rows.select_columns(["query", "positive"])[:] == pairs.select_columns(["query", "positive"])[:]
-        for row in dataset.rows:
-            assert len(row["negatives"]) <= 3 and not right[row["query"]] & set(row["negatives"])
-            assert set(row["negatives"]) <= set(pairs["positive"])
+        mining.add_mined_negatives(Run(settings, arguments, TrainingData({"described": dataset}, {}), {}, checkpoint))
         return dataset.rows
 
     return mine
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.08])
-def test_negatives_are_further_from_the_query_than_the_margin(trained, mine, margin):
-    miner = load("dense", trained["dense"])
+@pytest.mark.parametrize("margin", [0.0, mining.RELATIVE_MARGIN])
+def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, mine, monkeypatch, margin):
+    monkeypatch.setattr(mining, "RELATIVE_MARGIN", margin)
+    mined, miner = mine(trained["dense"] / "model"), load("dense", trained["dense"])
 
     def best(query: str, documents: list[str]) -> float:
         return miner.similarity(miner.encode([query], prompt=PROMPT), miner.encode(documents, prompt="")).max().item()
 
-    mined = mine(relative_margin=margin)
-    right = positives_of_queries(mined)
-    rows = [row for row in mined if row["negatives"]]
-    found = [(best(row["query"], list(right[row["query"]])), best(row["query"], row["negatives"])) for row in rows]
-    assert len(found) > 10 and all(wrong <= score - margin * abs(score) + 1e-5 for score, wrong in found)
-    # The margin decides: without one, negatives come this close.
-    assert (min((score - wrong) / abs(score) for score, wrong in found) < 0.05) == (margin == 0)
+    assert mined.select_columns(["query", "positive"])[:] == pairs.select_columns(["query", "positive"])[:]
+    right, documents, distances = positives_of_queries(pairs), set(pairs["positive"]), []
+    for row in mined:
+        wrong = set(row["negatives"])
+        assert len(wrong) <= 3 and wrong <= documents - right[row["query"]]
+        if wrong:
+            score = best(row["query"], list(right[row["query"]]))
+            distances.append((score - best(row["query"], list(wrong))) / abs(score))
+    # The margin decides: without one, negatives come closer.
+    assert len(distances) > 10 and margin - 1e-5 <= min(distances) < margin + 0.05
 
 
 def test_negatives_are_mined_once(trained, mine, tmp_path, monkeypatch):
     shutil.copytree(trained["dense"] / "model", tmp_path / "miner")
     first = mine(tmp_path / "miner")
     with monkeypatch.context() as patch:
-        patch.delattr("neobert_hf.embeddings.mining.mine_hard_negatives")
+        patch.delattr(mining, "mine_hard_negatives")
         assert mine(tmp_path / "miner")[:] == first[:] and len(list((tmp_path / "mined").iterdir())) == 1
     # The same folder with another model.
     weights = load_file(tmp_path / "miner" / "model.safetensors")
     save_file({name: weight.flip(0) for name, weight in weights.items()}, tmp_path / "miner" / "model.safetensors")
     assert mine(tmp_path / "miner")["negatives"][:] != first["negatives"][:]
     # A run that has begun does not go on with others.
-    with pytest.raises(FileNotFoundError, match="mined/.*with which this run began, is missing"):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "mined")):
         mine(tmp_path / "miner", instruction="Other.", begun=True)
 
 
-# A helper that is not there, and one that was not trained for its part.
+# A helper that is not there, one that was not trained for its part, and one of another kind.
 BAD_HELPERS = [(name, "nowhere", OSError) for name in ("model", "miner", "guide")]
-BAD_HELPERS += [(name, "encoder", ValueError) for name in ("miner", "guide")]
+BAD_HELPERS += [(name, "encoder", ValueError) for name in ("miner", "guide")] + [("miner", "sparse", ValueError)]
 
 
 @pytest.mark.parametrize("name, given, kind", BAD_HELPERS)
-def test_a_wrong_helper_is_named_by_its_setting(name, given, kind, settings, helper, encoder, tmp_path):
+def test_a_wrong_helper_is_named_by_its_setting(name, given, kind, settings, helper, encoder, trained, tmp_path):
     paths = {"nowhere": tmp_path / "nowhere", "encoder": encoder}
-    changes = settings(miner=helper, negatives=1, only="pairs", max_steps=1) | {name: paths[given]}
+    path = paths[given] if given in paths else trained[given] / "model"
     with pytest.raises(kind, match=f"`{name}`"):
-        run("dense", changes)
+        run("dense", settings(miner=helper, negatives=1, only="pairs", max_steps=1) | {name: path})
 
 
 def test_miners_ask_with_prompts_of_their_own(trained, capsys):
     """That of the dataset if they were trained with it, otherwise their own for queries."""
     miner = load("dense", trained["dense"])
     instructions = ("Find the text.", "Another.", "")
-    found = [prompts_of_helper("miner", miner, PairDataset("d", text, [])) for text in instructions]
+    found = [mining.prompts_of_helper("miner", miner, PairDataset("d", text, [])) for text in instructions]
     assert found == [["Find the text. ", ""], ["Find the answer. ", ""], ["Find the answer. ", ""]]
     assert "Another. " in capsys.readouterr().out

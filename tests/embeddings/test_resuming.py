@@ -39,24 +39,6 @@ def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind
         assert torch.equal(ours, theirs)
 
 
-def test_guided_and_mined_runs_resume_with_the_same_bits_and_the_same_models(helper, settings, tmp_path):
-    teacher = tmp_path / "teacher"
-    shutil.copytree(helper, teacher)
-    changes = {"eval_strategy": "no", "only": "pairs", "guide": teacher, "miner": teacher, "negatives": 2}
-    run("dense", settings(**changes, output_dir=tmp_path / "whole"))
-    (mined,) = (tmp_path / "whole" / "mined").iterdir()
-    interrupted(tmp_path / "whole", tmp_path / "run", step=6)
-    run("dense", settings(**changes))
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    assert [file.name for file in (tmp_path / "run" / "mined").iterdir()] == [mined.name]
-    # The teacher was trained on since: what it says would be other negatives.
-    weights = load_file(teacher / "model.safetensors")
-    save_file({name: weight.flip(0) for name, weight in weights.items()}, teacher / "model.safetensors")
-    interrupted(tmp_path / "whole", tmp_path / "other", step=6)
-    with pytest.raises(SettingsMismatch, match="(?s)  guide: .*  miner: "):
-        run("dense", settings(**changes, output_dir=tmp_path / "other"))
-
-
 def interrupted(trained: Path, output: Path, step: int) -> Path:
     """A copy of a run as if it had stopped after this step."""
     shutil.copytree(trained, output)
@@ -67,7 +49,7 @@ def interrupted(trained: Path, output: Path, step: int) -> Path:
     return output
 
 
-def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, data, encoder, tmp_path):
+def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, data, encoder, helper, tmp_path):
     interrupted(trained["dense"], tmp_path / "run", step=6)
     shutil.copytree(data, tmp_path / "data")
     shutil.copytree(encoder, tmp_path / "encoder")
@@ -81,6 +63,7 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
     weights["model.layer_norm.weight"] *= 2
     save_file(weights, tmp_path / "encoder" / "model.safetensors", {"format": "pt"})
     changes = {"datasets": described, "model": tmp_path / "encoder", "learning_rate": 1e-3, "temperature": 0.05}
+    changes |= {"guide": helper, "miner": helper, "negatives": 2}
     with pytest.raises(SettingsMismatch) as error:
         run("dense", settings(**changes))
     # The other datasets are the same under another path.
@@ -89,8 +72,11 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
         "datasets.pairs.content",
         "datasets.pairs.document_instruction",
         "datasets.pairs.instruction",
+        "guide",
         "learning_rate",
+        "miner",
         "model",
+        "negatives",
         "temperature",
     ]
     assert ("learning_rate", "0.005", "0.001") in found and ("temperature", "0.07", "0.05") in found

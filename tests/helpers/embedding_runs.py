@@ -37,9 +37,12 @@ KINDS = {
 }
 
 
+RECIPES = KINDS | {"contextual": ("train_contextual", "contextual_small.yaml", SentenceTransformer)}
+
+
 def to_flags(kind: str, settings: dict) -> list[str]:
     """The command line of a small run, with these settings beside those of `SMALL` and of the kind's configuration."""
-    flags = ["--config", str(ROOT / "configs" / "embeddings" / KINDS[kind][1])]
+    flags = ["--config", str(ROOT / "configs" / "embeddings" / RECIPES[kind][1])]
     for name, value in (SMALL | settings).items():
         flags += [f"--{name}", *str(value).split()]
     return flags
@@ -47,13 +50,13 @@ def to_flags(kind: str, settings: dict) -> list[str]:
 
 def run(kind: str, settings: dict) -> list[dict]:
     """Train in this process and return the log."""
-    load_example(KINDS[kind][0]).main(to_flags(kind, settings))
+    load_example(RECIPES[kind][0]).main(to_flags(kind, settings))
     return json.loads((Path(settings["output_dir"]) / "log.json").read_text())
 
 
 def load(kind: str, folder: Path, **options):
     """The model that a run left in this folder."""
-    return KINDS[kind][2](str(folder / "model"), device="cpu", **options)
+    return RECIPES[kind][2](str(folder / "model"), device="cpu", **options)
 
 
 def losses_of(log: list[dict]) -> list[float]:

@@ -1,6 +1,6 @@
 """Settings of the recipes that train embedding models and rerankers."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
@@ -25,6 +25,8 @@ UNUSED = {
     "label_smoothing_factor": None,
     "train_sampling_strategy": None,
 }
+# The settings that name models.
+MODELS = ("model", "miner", "guide", "first_model")
 
 
 @dataclass
@@ -74,8 +76,7 @@ class RecipeArguments:
 
     def models(self) -> dict[str, str]:
         """The models that the run reads, by the name of their setting."""
-        names = [each.name for each in fields(self) if each.metadata.get("path") == "or Hub id"]
-        return {name: path for name in names if (path := getattr(self, name)) is not None}
+        return {name: path for name in MODELS if (path := getattr(self, name, None)) is not None}
 
 
 @dataclass
@@ -85,12 +86,6 @@ class MiningArguments(RecipeArguments):
     miner: str | None = field(
         default=None,
         metadata={"help": "embedding model that finds hard negatives where a dataset has none", "path": "or Hub id"},
-    )
-    # 95% of the right document's score: the best of the filters that NV-Retriever compares (arXiv 2407.15831,
-    # TopK-PercPos), and what Sentence Transformers recommends.
-    relative_margin: float = field(
-        default=0.05,
-        metadata={"help": "with `miner`: leave out documents above the right document's score minus this share of it"},
     )
 
 

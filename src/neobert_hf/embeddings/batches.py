@@ -96,35 +96,36 @@ class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):
 
 
 def _endless(sampler: BatchSampler) -> Iterator[list[int]]:
+    """The batches of one dataset, in another order in each pass over it."""
     for epoch in count():
         sampler.set_epoch(epoch)
         yield from sampler
 
 
-def true_negatives(features: list[dict]) -> list[list[str]]:
-    """The hard negatives of each row that are not the positive of any row in the batch."""
+def split_negatives(features: list[dict]) -> tuple[list[dict], list[list[str]]]:
+    """Rows without their hard negatives, and the hard negatives of each that are not the positive of any row.
+
+    As a positive of another row, a text is its negative already, and of that row itself it would be a false negative.
+    """
     positives = {row["positive"] for row in features}
-    return [[text for text in row["negatives"] if text not in positives] for row in features]
-
-
-def without_negatives(row: dict) -> dict:
-    return {key: row[key] for key in row if key != "negatives"}
+    rows = [{key: row[key] for key in row if key != "negatives"} for row in features]
+    return rows, [[text for text in row["negatives"] if text not in positives] for row in features]
 
 
 class ContrastiveCollator(SentenceTransformerDataCollator):
     """Tokenises rows of `query`, `positive` and `negatives`, a list of any length.
 
     The hard negatives of all rows become one column, so that rows may have none, and each query is contrasted with all
-    of them. A negative that is the positive of another row is left out: it would be a false negative of that row.
+    of them.
     """
 
     def __call__(self, features: list[dict]) -> dict:
-        negatives = dict.fromkeys(text for texts in true_negatives(features) for text in texts)
-        batch = super().__call__([without_negatives(row) for row in features])
-        if negatives:
+        rows, negatives = split_negatives(features)
+        batch = super().__call__(rows)
+        if different := dict.fromkeys(text for texts in negatives for text in texts):
             # The prompts are chosen by the name of the dataset.
-            name = {key: features[0][key] for key in features[0] if key == "dataset_name"}
-            batch |= super().__call__([{"hard_negative": text} | name for text in negatives])
+            name = {"dataset_name": batch["dataset_name"]} if "dataset_name" in batch else {}
+            batch |= super().__call__([{"hard_negative": text} | name for text in different])
         return batch
 
 
@@ -136,14 +137,10 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
     """
 
     def __call__(self, features: list[dict]) -> dict:
-        negatives = true_negatives(features)
+        rows, negatives = split_negatives(features)
         every = range(min(map(len, negatives)))
-        return super().__call__(
-            [
-                without_negatives(row) | {f"negative_{number}": texts[number] for number in every}
-                for row, texts in zip(features, negatives)
-            ]
-        )
+        columns = [{f"negative_{number}": texts[number] for number in every} for texts in negatives]
+        return super().__call__([row | texts for row, texts in zip(rows, columns)])
 
 
 @dataclass

@@ -12,19 +12,19 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.preprocessing import normalize
 from tqdm import tqdm
-from transformers import set_seed
+from xxhash import xxh3_64_intdigest
 
 from neobert_hf.common.files import remove
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.data.stored_rows import load_rows, store_rows
+from neobert_hf.data.stored_rows import store_rows
 from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.mining import prompts_of_helper
@@ -48,20 +48,20 @@ def add_clusters(run: Run) -> None:
     Raises:
         FileNotFoundError: if training has begun, and the clusters that it began with are missing.
     """
-    arguments, first_model = run.arguments, model_fingerprint(run.settings.first_model)
-    with arguments.main_process_first(desc="clustering"):
-        for dataset in run.data.train.values():
-            size = dataset.rows_of_batch(arguments.per_device_train_batch_size)
-            prompts = [dataset.name, dataset.prompt, dataset.document_prompt]
-            file = run.stored_rows_file("clusters", dataset.rows, prompts, first_model, size, arguments.seed)
-            if not file.exists():
-                vectors = embed_pairs(dataset, run.settings, file.with_suffix(".vectors.arrow"))
-                clusters = find_clusters(vectors, size, arguments.seed)
-                store_rows(concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters), file)
-                remove(file.with_suffix(".vectors.arrow"))
-            dataset.rows = load_rows(file)
-    # Loading the first model may have drawn random numbers, on which a new head must not depend.
-    set_seed(arguments.seed)
+    first_model, seed = model_fingerprint(run.settings.first_model), run.arguments.seed
+    for dataset in run.data.train.values():
+        size = dataset.rows_of_batch(run.arguments.per_device_train_batch_size)
+        make = partial(cluster_rows, dataset, run.settings, size, seed)
+        run.replace_rows(dataset, "clusters", [first_model, size, seed], make)
+
+
+def cluster_rows(dataset: PairDataset, settings: ContextualArguments, size: int, seed: int, file: Path) -> None:
+    """Store the rows of a dataset with the columns `CLUSTER` and `VECTORS`. Until then, vectors lie beside `file`."""
+    beside = file.with_suffix(".vectors.arrow")
+    vectors = embed_pairs(dataset, settings, beside)
+    clusters = find_clusters(vectors, size, seed)
+    store_rows(concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters), file)
+    remove(beside)
 
 
 def embed_pairs(dataset: PairDataset, settings: ContextualArguments, file: Path) -> Dataset:
@@ -108,24 +108,24 @@ def find_clusters(vectors: Dataset, size: int, seed: int) -> np.ndarray:
     generator, vectors = np.random.default_rng(seed), vectors.with_format("numpy")
     count = math.ceil(len(vectors) / size)
     drawn = max(LEAST_ROWS, ROWS_OF_CLUSTER * count)
-    first = points(vectors[draw_rows(len(vectors), drawn, generator)])
+
+    def points(rows: dict[str, np.ndarray]) -> np.ndarray:
+        return normalize(sum(rows[name] for name in VECTORS))
+
+    def draw() -> np.ndarray:
+        """The points of `drawn` random rows, or of all if there are fewer."""
+        if len(vectors) <= drawn:
+            return points(vectors[:])
+        return points(vectors[np.sort(generator.choice(len(vectors), drawn, replace=False, shuffle=False))])
+
+    first = draw()
     # Equal rows cannot be told apart.
     count = min(count, len(np.unique(first, axis=0)))
     fitted = MiniBatchKMeans(count, batch_size=drawn, n_init=1, random_state=seed).partial_fit(first)
     for _ in tqdm(range(1, BATCHES), "clustering", unit=" batches", leave=False):
-        fitted.partial_fit(points(vectors[draw_rows(len(vectors), drawn, generator)]))
+        fitted.partial_fit(draw())
     clusters = np.concatenate([fitted.predict(points(block)) for block in vectors.iter(BLOCK)])
     return chain_of(normalize(fitted.cluster_centers_))[clusters].astype(np.int32)
-
-
-def points(rows: dict[str, np.ndarray]) -> np.ndarray:
-    """What is clustered: the unit vector of query plus document of each row."""
-    return normalize(sum(rows[name] for name in VECTORS))
-
-
-def draw_rows(rows: int, most: int, generator: np.random.Generator) -> np.ndarray:
-    """Numbers of different rows in ascending order: `most` of them at random, or all if there are fewer."""
-    return np.arange(rows) if rows <= most else np.sort(generator.choice(rows, most, replace=False, shuffle=False))
 
 
 def chain_of(centres: np.ndarray) -> np.ndarray:
@@ -155,18 +155,19 @@ class ClusterBatchSampler:
         for block in pairs.iter(BLOCK):
             end = start + len(block[CLUSTER])
             for column, name in enumerate(("query", "positive")):
-                self.texts[start:end, column] = [hash_of(text) for text in block[name]]
+                self.texts[start:end, column] = [xxh3_64_intdigest(text.encode()) for text in block[name]]
             clusters[start:end], start = block[CLUSTER], end
         rows = np.argsort(clusters, kind="stable")
         self.clusters = np.split(rows, np.flatnonzero(np.diff(clusters[rows])) + 1)
-        self.batch_size = batch_size
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         # Sentence Transformers and Accelerate read this attribute.
         self.drop_last = True
-        self.seed = seed
-        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.texts) // self.batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = random.Random(f"{self.seed} {self.epoch}")
@@ -179,9 +180,6 @@ class ClusterBatchSampler:
         batches += self._fill(left)[0]
         generator.shuffle(batches)
         yield from (batch.tolist() for batch in batches)
-
-    def __len__(self) -> int:
-        return len(self.texts) // self.batch_size
 
     def _fill(self, rows: list[int]) -> tuple[list[np.ndarray], list[int]]:
         """Full batches in which no two rows share a text, and the rows that are left over."""
@@ -196,13 +194,8 @@ class ClusterBatchSampler:
                     seen.update(texts)
                 else:
                     later.append(row)
-            waiting.extendleft(reversed(later))
             if len(batch) < self.batch_size:
-                waiting.extendleft(reversed(batch))
-                break
+                return batches, [*batch, *later]
+            waiting.extendleft(reversed(later))
             batches.append(np.array(batch))
         return batches, list(waiting)
-
-
-def hash_of(text: str) -> int:
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))

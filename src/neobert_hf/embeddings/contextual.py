@@ -26,8 +26,6 @@ from neobert_hf.embeddings.models import check_encoder, check_finite, is_context
 from neobert_hf.embeddings.prompts import prompt_of
 
 
-# Tells Sentence Transformers which output of the model is the embedding.
-MODALITY_CONFIG = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
 # Keys of an encoder's config that name its class or version and do not describe its architecture.
 NOT_INHERITED = ("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 
@@ -79,7 +77,8 @@ def _from_encoder(path: str, config: NeoBERTConfig, **context: float) -> Sentenc
         load_tokenizer(path, config.vocab_size).save_pretrained(folder)
         transformer = Transformer(
             folder,
-            modality_config=MODALITY_CONFIG,
+            # Which output of the model is the embedding.
+            modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}},
             module_output_name="sentence_embedding",
             # The context is put before each text, so each text needs its own row. The model strips the padding itself.
             unpad_inputs=False,

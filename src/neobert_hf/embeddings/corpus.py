@@ -19,20 +19,16 @@ from neobert_hf.embeddings.models import check_finite, load_embedding_model
 SORTED_BATCHES = 32
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CorpusSettings:
     """Settings of examples/embed.py that the vectors depend on."""
 
     model: str = field(metadata={"help": "embedding model", "path": "or Hub id"})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     id_column: str | None = field(default=None, metadata={"help": "column that is kept beside the vectors"})
-    side: Literal["document", "query"] = field(default="document", metadata={"help": "which prompt texts get"})
     max_length: int | None = field(default=None, metadata={"help": "tokens; the model's own limit if unset"})
     batch_size: int = field(default=32, metadata={"help": "texts computed at a time; padding is not computed"})
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the encoder"})
-    store: Literal["float32", "float16", "int8"] = field(
-        default="float32", metadata={"help": "of the stored vectors; int8 has a `scale` for each vector beside it"}
-    )
 
     @property
     def sorted_rows(self) -> int:
@@ -55,23 +51,17 @@ def embed_part(part: Part, settings: CorpusSettings) -> tuple[pa.Table, dict[str
     """The vectors of a part, and their number and size.
 
     Returns:
-        A table with `vector`, a list of floats or int8; with int8 also `scale`, so that vector = scale * int8.
+        A table with `vector`, a list of float32, beside `id_column` if there is one.
     """
     columns = [settings.column, *([settings.id_column] if settings.id_column else [])]
     rows = read_part(part, columns)
     texts = [text or "" for text in rows[settings.column].to_pylist()]
     model = _model(settings.model, settings.dtype, settings.max_length)
-    encode = model.encode_document if settings.side == "document" else model.encode_query
     # Sentence Transformers sorts the texts of a call by length, so a batch has texts of about one length.
     sets = [texts[start : start + settings.sorted_rows] for start in range(0, len(texts), settings.sorted_rows)]
-    options = {"batch_size": settings.batch_size, "show_progress_bar": False, "convert_to_numpy": True}
-    vectors = np.concatenate([encode(some, **options) for some in sets])
+    options = {"batch_size": settings.batch_size, "show_progress_bar": False}
+    vectors = np.concatenate([model.encode_document(some, **options) for some in sets])
     check_finite(vectors, texts)
     table = {settings.id_column: rows[settings.id_column]} if settings.id_column else {}
-    if settings.store == "int8":
-        scale = np.abs(vectors).max(axis=1, keepdims=True).clip(min=np.finfo(np.float32).tiny) / 127
-        table["scale"] = pa.array(scale[:, 0], pa.float32())
-        vectors = (vectors / scale).round()
-    stored = pa.array(vectors.astype(settings.store).ravel())
-    table["vector"] = pa.FixedSizeListArray.from_arrays(stored, vectors.shape[1])
+    table["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
     return pa.table(table), {"rows": len(texts), "dimensions": vectors.shape[1]}

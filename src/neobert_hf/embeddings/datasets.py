@@ -26,6 +26,9 @@ FEATURES = Features({"query": Value("string"), "positive": Value("string"), "neg
 SAMPLED = 100
 
 
+# What the file describes: datasets, each of one table or of several, and tables of texts for columns of ids
+
+
 @strict
 @dataclass
 class Lookup:
@@ -74,6 +77,10 @@ class Part:
         named = getattr(self, role) or []
         return [named] if isinstance(named, str) else named
 
+    def tables(self) -> list["Part | Lookup"]:
+        """All tables that the part is read from."""
+        return [self, *(lookup for lookup in self.lookups.values() if lookup.source is not None)]
+
 
 @strict
 @dataclass
@@ -108,8 +115,7 @@ class PairDataset:
 
     def sources(self) -> list[str]:
         """The files, folders and Hub datasets that it is read from."""
-        tables = [table for part in self.parts for table in (part, *part.lookups.values())]
-        return [table.source for table in tables if table.source is not None]
+        return [table.source for part in self.parts for table in part.tables()]
 
     def most_negatives(self) -> int:
         """The largest number of hard negatives that a row has."""
@@ -153,14 +159,10 @@ class TrainingData:
         It is the first of these that exists: the dataset that is marked as the `default`, one with the instruction that
         retrieval is evaluated with, the largest one.
         """
-        retrieval = self.evaluation.get("retrieval")
-        for dataset in self.train.values():
-            if dataset.default:
-                return dataset
-        for dataset in self.train.values():
-            if retrieval is not None and dataset.prompt == retrieval.prompt:
-                return dataset
-        return max(self.train.values(), key=lambda dataset: len(dataset.rows))
+        datasets, retrieval = self.train.values(), self.evaluation.get("retrieval")
+        marked = [dataset for dataset in datasets if dataset.default]
+        evaluated = [dataset for dataset in datasets if retrieval is not None and dataset.prompt == retrieval.prompt]
+        return [*marked, *evaluated, max(datasets, key=lambda dataset: len(dataset.rows))][0]
 
     def prompts(self) -> dict[str, str]:
         """The prompts that the model keeps, by the names of the table in `prompts.py`."""
@@ -219,10 +221,12 @@ def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset
     # What stands beside `parts` is the same for all of them.
     tables = [table | check_mapping(where, part) for part in table.pop("parts", None) or [{}]]
     parts = [read_entry(Part, where, each) for each in tables]
-    for each in [table for part in parts for table in (part, *part.lookups.values())]:
-        if each.source is not None:
-            each.source = beside_file(path, each.source, or_id=True)
+    for each in [each for part in parts for each in part.tables()]:
+        each.source = beside_file(path, each.source, or_id=True)
     return read_entry(PairDataset, where, of_dataset, name=name, parts=parts, rows=None, **given)
+
+
+# The rows
 
 
 def load_pairs(dataset: PairDataset, max_negatives: int | None = None, scored: bool = False) -> Dataset:
@@ -258,18 +262,20 @@ def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
 
 
 def _pairs(
-    parts: tuple[Part, ...], files: tuple[str | None, ...], max_negatives: int | None, scored: bool
+    parts: tuple[Part, ...], files: tuple[Any, ...], max_negatives: int | None, scored: bool
 ) -> Iterator[dict[str, Any]]:
     for part in parts:
-        kept, with_negatives = 0, False
+        any_row = any_negative = False
         for row in _rows_of_part(part, scored):
-            if pair := _pair_of_row(row, part):
-                kept, with_negatives = kept + 1, with_negatives or bool(pair["negatives"])
-                score = {"score": row.number("score")} if scored else {}
-                yield pair | score | {"negatives": pair["negatives"][:max_negatives]}
-        if not kept:
+            negatives = [text for path in part.paths("negatives") for text in _texts_at(path, row, optional=True)]
+            query, positive = (_joined_text(role, row, part) for role in ("query", "positive"))
+            if query is not None and positive is not None:
+                pair = {"query": query, "positive": positive, "negatives": negatives[:max_negatives]}
+                yield pair | ({"score": row.number("score")} if scored else {})
+                any_row, any_negative = True, any_negative or bool(negatives)
+        if not any_row:
             raise ValueError(f"{part.source}: none of its rows is left.")
-        if part.negatives and not with_negatives:
+        if part.negatives and not any_negative:
             raise ValueError(
                 f"{part.source}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name "
                 "the column that has them."
@@ -314,24 +320,21 @@ def _texts_by_id(part: Part, column: str) -> dict[str, str | None]:
     return texts
 
 
-def _pair_of_row(row: Row, part: Part) -> dict[str, Any] | None:
-    """The pair of a row; None if it is left out."""
-    pair = {"negatives": [text for path in part.paths("negatives") for text in _texts_at(path, row, optional=True)]}
-    for role in ("query", "positive"):
-        texts = []
-        for path in part.paths(role):
-            found = _texts_at(path, row)
-            if not found and part.skip_incomplete:
-                return None
-            if len(found) != 1:
-                why = f"{path} is empty" if not found else f"{path} has {len(found)} texts; name one, as {path}.0"
-                raise ValueError(
-                    f"{row.place} has no {role} ({why}). Correct it, or set `skip_incomplete: true` to leave rows "
-                    "without one out."
-                )
-            texts += found
-        pair[role] = " ".join(texts)
-    return pair
+def _joined_text(role: str, row: Row, part: Part) -> str | None:
+    """The query or the positive of a row; None if a text of it is missing, and the row is to be left out."""
+    texts = []
+    for path in part.paths(role):
+        found = _texts_at(path, row)
+        if not found and part.skip_incomplete:
+            return None
+        if len(found) != 1:
+            why = f"{path} is empty" if not found else f"{path} has {len(found)} texts; name one, as {path}.0"
+            raise ValueError(
+                f"{row.place} has no {role} ({why}). Correct it, or set `skip_incomplete: true` to leave rows "
+                "without one out."
+            )
+        texts += found
+    return " ".join(texts)
 
 
 def _texts_at(path: str, row: Row, optional: bool = False) -> list[str]:

@@ -1,7 +1,7 @@
-"""What the recipes that train embedding models and rerankers share: settings, data, evaluation, and resuming."""
+"""What the recipes that train embedding models and rerankers share: settings, data, resuming, and evaluation."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,15 @@ from neobert_hf.common.fingerprints import depends_on, fingerprint, model_finger
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.held_out import report_repeated
+from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
-from neobert_hf.embeddings.datasets import TrainingData, load_pairs, positives_of_queries, read_descriptions
+from neobert_hf.embeddings.datasets import (
+    PairDataset,
+    TrainingData,
+    load_pairs,
+    positives_of_queries,
+    read_descriptions,
+)
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.run_checkpoints import newest_checkpoint, training_folder
 
@@ -48,18 +55,31 @@ class Run:
     identity: dict
     checkpoint: Path | None
 
-    def stored_rows_file(self, folder: str, *values: Any) -> Path:
-        """The Parquet file in `output_dir/folder` for rows that a model makes once, and that depend on these values.
+    def replace_rows(
+        self, dataset: PairDataset, folder: str, made_with: list[Any], make: Callable[[Path], None]
+    ) -> None:
+        """Replace the rows of a dataset by others, which a model makes of them once, in the first start of the run.
+
+        Args:
+            folder: where they are stored, in `output_dir`.
+            made_with: what they depend on besides the rows and prompts of the dataset.
+            make: makes them, and stores them in the file that it is given; see `store_rows`.
 
         Raises:
             FileNotFoundError: if training has begun with such rows, and the file is missing.
         """
-        file = Path(self.arguments.output_dir) / folder / f"{fingerprint(*values)}.parquet"
-        if self.checkpoint is not None and not file.exists():
-            raise FileNotFoundError(
-                f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
-            )
-        return file
+        made_of = [dataset.name, dataset.prompt, dataset.document_prompt]
+        file = Path(self.arguments.output_dir, folder, f"{fingerprint(dataset.rows, made_of, made_with)}.parquet")
+        with self.arguments.main_process_first(desc=folder):
+            if not file.exists():
+                if self.checkpoint is not None:
+                    raise FileNotFoundError(
+                        f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
+                    )
+                make(file)
+        dataset.rows = load_rows(file)
+        # Loading a model may have drawn random numbers, on which a new head must not depend.
+        set_seed(self.arguments.seed)
 
 
 @contextmanager

@@ -32,6 +32,10 @@ from neobert_hf.training.trainer import ResumableTrainer, end_processes
 class MixtureTrainer(ResumableTrainer):
     """What the trainers of all kinds of models share: training on a mixture of datasets, and LoRA if the run has it.
 
+    Sentence Transformers' trainer of the kind stands behind this class. It calls `get_batch_sampler` for each dataset
+    and `get_multi_dataset_batch_sampler` for all of them, makes tensors of a batch with `data_collator_class`, and
+    gives these to the `loss`, column by column.
+
     Args:
         kwargs: for Sentence Transformers' trainer of this kind of model, such as `loss` and `evaluator`.
 
@@ -139,25 +143,25 @@ class MixtureTrainer(ResumableTrainer):
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
-    """Trains dense embeddings. See `MixtureTrainer`."""
+    """Trains dense embeddings."""
 
     data_collator_class = ContrastiveCollator
 
 
 class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):
-    """Trains sparse embeddings (SPLADE). See `MixtureTrainer`."""
+    """Trains sparse embeddings (SPLADE)."""
 
     data_collator_class = ContrastiveCollator
 
 
 class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
-    """Trains late-interaction models (ColBERT). See `MixtureTrainer`."""
+    """Trains late-interaction models (ColBERT)."""
 
     data_collator_class = MultiVectorCollator
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
-    """Trains rerankers. The settings of the run are `RerankerArguments`. See `MixtureTrainer`."""
+    """Trains rerankers. The settings of the run are `RerankerArguments`."""
 
     data_collator_class = RerankingCollator
 
