@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from datasets import ClassLabel, Dataset, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, Value
 
 from neobert_hf.embeddings.datasets import PairDataset, load_pairs, read_descriptions
 from tests.helpers.embedding_runs import run
@@ -159,23 +159,6 @@ def load(tmp_path, entry: dict) -> dict:
     content = {"train": {"a": {"query": "q", "positive": "p", "instruction": ""} | entry}}
     (tmp_path / "datasets.yaml").write_text(yaml.safe_dump(content))
     return load_pairs(read_descriptions(str(tmp_path / "datasets.yaml")).train["a"])[:]
-
-
-@pytest.mark.parametrize(
-    "wrong", [[["d2", "d3"], ["d1", "d3"]], [["d2"], ["d3"]], [["d2", "d3"], ["gone"]], [[], None]]
-)
-def test_lists_of_ids_are_lists_of_texts(tmp_path, wrong):
-    """Hard negatives, often as many in every row, and sometimes not."""
-    features = Features({"q": Value("string"), "p": Value("string"), "wrong": List(Value("string"))})
-    rows = [{"q": f"q{n}", "p": f"d{n}", "wrong": wrong[n - 1]} for n in (1, 2)]
-    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
-    Dataset.from_list([{"id": f"d{n}", "text": f"t{n}"} for n in (1, 2, 3)]).to_parquet(tmp_path / "corpus.parquet")
-    lookup = {"source": "corpus.parquet", "id": "id", "text": "text"}
-    negatives = {"negatives": "wrong.*"} if any(wrong) else {}
-    found = load(tmp_path, {"source": "rows.parquet", "lookups": {"p": lookup, "wrong": lookup}} | negatives)
-    assert found["positive"] == ["t1", "t2"]
-    expected = [[one.replace("d", "t") for one in ids or [] if one != "gone"] for ids in wrong]
-    assert found["negatives"] == expected
 
 
 @pytest.mark.parametrize("ids", [["7", "007"], ["1.1", "1.10"], [7, 8]])

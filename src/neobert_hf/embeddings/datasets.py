@@ -297,23 +297,17 @@ def _rows_of_part(part: Part, scored: bool) -> Iterator[Row]:
             )
     for row in chain(first, rows):
         if all(row.cell(name) is not None and row.number(name) > number for name, number in part.above.items()):
-            for column, found in texts.items():
-                of_ids = [found.get(one) for one in _ids(row, column)]
-                row.cells[column] = of_ids if isinstance(row.cell(column), list) else next(iter(of_ids), None)
+            row.cells |= {column: found.get(row.text_or_none(column)) for column, found in texts.items()}
             yield row
 
 
-def _ids(row: Row, column: str) -> list[str]:
-    """The ids in a column, which holds one or a list of them. Numbers become text: another file may hold text."""
-    cell = row.cell(column)
-    ids = [row.as_text(column, one) for one in (cell if isinstance(cell, list) else [cell])]
-    return [one for one in ids if one is not None]
-
-
 def _texts_by_id(part: Part, column: str) -> dict[str, str | None]:
-    """The texts of those ids that occur in a column. All texts of the other table might not fit in memory."""
+    """The texts of those ids that occur in a column. All texts of the other table might not fit in memory.
+
+    Ids that are numbers become text: the other file may hold text.
+    """
     lookup, texts = part.lookups[column], {}
-    wanted = {one for row in read_rows(part.source, [column], part.subset, part.split) for one in _ids(row, column)}
+    wanted = {row.text_or_none(column) for row in read_rows(part.source, [column], part.subset, part.split)}
     for row in read_rows(lookup.source or part.source, [lookup.id, lookup.text], lookup.subset, lookup.split):
         if (identity := row.text(lookup.id)) in wanted:
             texts[identity] = row.text_or_none(lookup.text)
