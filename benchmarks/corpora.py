@@ -146,7 +146,6 @@ def index_documents(folder: str, count: int, dimensions: int) -> tuple[LanceDBIn
     index.create({"dimension": dimensions})
     for passages, replaced in documents.passages(encoder):
         index.write(passages, encoder.embed([passage.text for passage in passages]), replaced)
-    index.commit()
     memory.append(peak_memory())
     written = time.perf_counter()
     index.optimize()
