@@ -1,13 +1,5 @@
-"""A BERT pretrained like a NeoBERT: by the same code, on the same tokens, with the same masks and optimizer.
+"""A BERT pretrained like a NeoBERT: by the same code, on the same tokens, with the same masks and optimizer."""
 
-    python benchmarks/bert_baseline.py --neobert runs/small/model --config configs/pretrain/small.yaml \\
-        --output_dir runs/bert
-
-All further flags are those of the NeoBERT's training. The BERT has the same width, depth and vocabulary. If it is
-interrupted, it begins anew.
-"""
-
-import argparse
 import json
 from pathlib import Path
 
@@ -60,34 +52,27 @@ def bert_config(neobert: Path, architecture: ModelArguments, pad_token_id: int) 
     )
 
 
-def main(args: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--neobert", type=Path, required=True, help="model whose shape and vocabulary the BERT gets")
-    own, flags = parser.parse_known_args(args)
+def pretrain_bert(neobert: Path, flags: list[str]) -> None:
+    """Pretrain it, in `output_dir`, unless this has been done. An interrupted run begins anew.
 
-    # 1. Settings and data, as for NeoBERT
+    Args:
+        neobert: model whose width, depth and vocabulary the BERT gets.
+        flags: of `examples/pretrain.py`, for the NeoBERT.
+    """
     architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
     output = Path(arguments.output_dir)
     if (output / "log.json").exists():
-        print(f"{output} is finished already; nothing to do.")
         return
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     data = read_data(settings, arguments)
-
-    # 2. The model
-    config = bert_config(own.neobert, architecture, data.tokenizer.pad_token_id)
+    config = bert_config(neobert, architecture, data.tokenizer.pad_token_id)
     stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     stored |= {"bert": json.loads(config.to_json_string())}
     set_seed(arguments.seed)
     model = BertOfLabels(config)
-
-    # 3. Training, and a plain BERT
     trainer = MLMTrainer(model, arguments, data, stored)
     trainer.train_to_the_end(None)
+    # What is saved is a plain BERT.
     model.__class__ = BertForMaskedLM
     trainer.save_whole(output / "model")
     write_json(output / "log.json", trainer.state.log_history)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,14 +3,13 @@
     python benchmarks/corpora.py            # 15 minutes on 2 quiet CPU cores
 
 The texts are random words of Python's documentation, the vectors lie in clusters, so that neighbours are hard to tell
-apart. Finished parts are kept in results/single_runs/corpora.json, so that an interrupted command goes on. From the
-rates the page calculates what RefinedWeb and 100 million passages take.
+apart. From the rates the page calculates what RefinedWeb and 100 million passages take.
 """
 
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -25,12 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from encoders import build_config, build_model, ragged_lengths
-from runner import ROOT, Settings, StoredRuns, machine, medians, run_benchmark, table
+from runner import ROOT, Settings, medians, run_benchmark, table
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer
-from torch import nn
-from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from neobert_hf.data.duplicates import DuplicateSettings, sign_part
@@ -42,25 +39,25 @@ from neobert_hf.search.lancedb_index import LanceDBIndex
 
 
 TOKENIZER = str(ROOT / "models" / "distilled")
+DIMENSIONS = 64
+# Texts in a batch: few, so that some dozen texts make batches of like lengths, as the many of a large corpus do.
+BATCH = 8
 
 
 @dataclass(kw_only=True)
 class CorporaSettings(Settings):
     documents: int = field(default=60_000, metadata={"help": "documents of 300 words whose preparing is timed"})
-    memory_documents: list[int] = field(
-        default_factory=lambda: [10_000, 100_000, 1_000_000], metadata={"help": "short documents, for memory"}
+    short_documents: int = field(
+        default=1_000_000, metadata={"help": "short documents, for memory and search; also a tenth and a hundredth"}
     )
-    vectors: int = field(default=1_000_000, metadata={"help": "vectors that are searched"})
-    dimensions: int = field(default=64, metadata={"help": "of these vectors"})
-    texts: int = field(default=64, metadata={"help": "texts that are embedded"})
-    longest: int = field(default=256, metadata={"help": "words of the longest text that is embedded"})
-    layers: int | None = field(default=None, metadata={"help": "fewer layers than published, for a trial"})
+    texts: int = field(default=64, metadata={"help": "texts of up to 256 words that are embedded"})
+    layers: int = field(default=28, metadata={"help": "of the model that embeds; fewer for a trial"})
     repeats: int = field(default=3, metadata={"help": "turns; the median counts"})
 
 
-def random_texts(lengths: Iterator[int] | list[int], seed: int = 0) -> Iterator[str]:
+def random_texts(lengths: Iterable[int]) -> Iterator[str]:
     words = np.array(" ".join(topics.values()).split())
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     return (" ".join(words[generator.integers(0, len(words), length)]) for length in lengths)
 
 
@@ -97,36 +94,16 @@ def measure_preparing(settings: CorporaSettings) -> dict[str, float]:
         (part,) = plan_parts([str(file)], min(2_000, settings.documents), most=min(2_000, settings.documents))
         start = time.perf_counter()
         sign_part(part, DuplicateSettings(), np.array([], np.uint64))
-        signed = (time.perf_counter() - start) / part.rows * settings.documents
-    return {
-        "tokens": tokens,
-        "documents": settings.documents,
-        "cores": torch.get_num_threads(),
-        "minhash": signed,
-    } | found
-
-
-def peak_memory() -> int:
-    """The most MB that this process has had in memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
-
-
-def prepare_documents(count: int) -> list[int]:
-    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
-        write_texts(Path(folder, "texts.parquet"), count, 20)
-        before = peak_memory()
-        arguments = (f"{folder}/texts.parquet", TOKENIZER, f"{folder}/out")
-        prepare(PrepareArguments(*arguments, documents_per_shard=5_000))
-        return [before, peak_memory()]
+        found["minhash"] = (time.perf_counter() - start) / part.rows * settings.documents
+    return {"tokens": tokens, "cores": torch.get_num_threads()} | found
 
 
 class Clusters:
     """In place of an encoder: a text is one passage, and its vector lies in one of 1,000 clusters."""
 
-    def __init__(self, dimensions: int):
+    def __init__(self):
         self.generator = np.random.default_rng(0)
-        self.centers = self.generator.normal(size=(1_000, dimensions))
+        self.centers = self.generator.normal(size=(1_000, DIMENSIONS))
 
     def split(self, text: str) -> list[str]:
         return [text]
@@ -137,198 +114,144 @@ class Clusters:
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def index_documents(folder: str, count: int, dimensions: int) -> tuple[LanceDBIndex, dict[str, float]]:
-    """What `semantic_search.py index` does, without a model. Returns seconds and peaks of memory in MB."""
-    write_texts(Path(folder, "texts.parquet"), count, 20)
-    memory, begin = [peak_memory()], time.perf_counter()
-    encoder, index = Clusters(dimensions), LanceDBIndex(Path(folder, "index"))
-    documents = Documents(SourceSettings(f"{folder}/texts.parquet", id_column="id"))
-    index.create({"dimension": dimensions})
-    for passages, replaced in documents.passages(encoder):
+def write_index(folder: str) -> LanceDBIndex:
+    """What `semantic_search.py index` does before it builds the indexes, without a model."""
+    encoder, index = Clusters(), LanceDBIndex(Path(folder, "index"))
+    index.create({"dimension": DIMENSIONS})
+    for passages, replaced in Documents(SourceSettings(f"{folder}/texts.parquet", id_column="id")).passages(encoder):
         index.write(passages, encoder.embed([passage.text for passage in passages]), replaced)
-    memory.append(peak_memory())
-    written = time.perf_counter()
-    index.optimize()
-    memory.append(peak_memory())
-    seconds = {"written": written - begin, "indexed": time.perf_counter() - written}
-    return index, seconds | {"memory": memory, "versions": index.table.version}
+    return index
 
 
-def index_memory(count: int, dimensions: int) -> list[int]:
+def peak_memory() -> int:
+    """The most MB that this process has had in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
+
+
+def memory_of(job: str, count: int) -> list[int]:
+    """MB before and at the peak of a job on short documents; of indexing, after writing and with the indexes built."""
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
-        return index_documents(folder, count, dimensions)[1]["memory"]
-
-
-def in_own_process(function: Callable, *arguments):
-    """Run a function in a fresh process, whose memory is its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
+        write_texts(Path(folder, "texts.parquet"), count, 20)
+        memory = [peak_memory()]
+        if job == "preparing":
+            files = (f"{folder}/texts.parquet", TOKENIZER, f"{folder}/out")
+            prepare(PrepareArguments(*files, documents_per_shard=5_000))
+        else:
+            index = write_index(folder)
+            memory.append(peak_memory())
+            index.optimize()
+        return [*memory, peak_memory()]
 
 
 def measure_memory(settings: CorporaSettings) -> dict[str, dict[str, list[int]]]:
-    jobs = {"preparing": prepare_documents, "indexing": partial(index_memory, dimensions=settings.dimensions)}
-    counts = settings.memory_documents
-    return {name: {f"{count:,}": in_own_process(job, count) for count in counts} for name, job in jobs.items()}
+    """Each in a fresh process, whose memory is its own."""
+    found = {"preparing": {}, "indexing": {}}
+    for job, peaks in found.items():
+        for count in (settings.short_documents // 100, settings.short_documents // 10, settings.short_documents):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                peaks[f"{count:,}"] = process.submit(memory_of, job, count).result()
+    return found
 
 
-def measure_recall(settings: CorporaSettings) -> dict[str, float]:
-    with TemporaryDirectory() as folder:
-        index, found = index_documents(folder, settings.vectors, settings.dimensions)
-        queries = iter(Clusters(settings.dimensions).embed([""] * 1_000))
+def measure_search(settings: CorporaSettings) -> dict[str, float]:
+    """Seconds of writing vectors, building their indexes and searching them, and what the search finds of the exact."""
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        write_texts(Path(folder, "texts.parquet"), settings.short_documents, 20)
+        begin = time.perf_counter()
+        index = write_index(folder)
+        written = time.perf_counter()
+        index.optimize()
+        found = {"written": written - begin, "indexed": time.perf_counter() - written, "versions": index.table.version}
+        queries = iter(Clusters().embed([""] * 1_000))
         searches = {
             name: lambda exact=exact: index.search(next(queries), 10, exact)
             for name, exact in (("exact", True), ("approximate", False))
         }
-        times = medians(searches, 20)
+        found |= medians(searches, 20)
+        # A small table has no index of its vectors, and an exact search finds all.
         stored = json.loads(index.recall_file.read_text()) if index.recall_file.exists() else {}
-    found |= {"passages": settings.vectors, "dimensions": settings.dimensions}
-    # An exact search finds all.
-    return found | times | {"recall": stored.get("recall_at_10", 1.0)}
+    return found | {"passages": settings.short_documents, "recall": stored.get("recall_at_10", 1.0)}
 
 
-def embedding_model(name: str, folder: str, changes: dict) -> SentenceTransformer:
-    """A model of the published shape with random weights and mean pooling, as Sentence Transformers loads it."""
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER, model_max_length=512)
-    build_model(build_config(name, **changes), "sdpa", "cpu", torch.float32).base_model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    encoder = Transformer(folder)
-    return SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension())], device="cpu")
-
-
-# Texts in a batch: few, so that some dozen texts make batches of like lengths, as the many of a large corpus do.
-BATCH = 8
-
-
-def bare_products(model: SentenceTransformer, lengths: list[int]) -> Callable[[], None]:
-    """The matrix products of the real tokens and nothing else, in the batches that `encode` makes: sorted by length."""
-    config = model[0].auto_model.config
-    weights = [layer.weight.detach() for layer in model.modules() if isinstance(layer, nn.Linear)]
-    lengths, heads = sorted(lengths, reverse=True), config.num_attention_heads
-
-    @torch.no_grad()
-    def products() -> None:
-        for start in range(0, len(lengths), BATCH):
-            rows = lengths[start : start + BATCH]
-            inputs = {width: torch.ones(sum(rows), width) for width in {weight.shape[1] for weight in weights}}
-            for weight in weights:
-                F.linear(inputs[weight.shape[1]], weight)
-            for length in rows:
-                one = torch.ones(heads, length, config.hidden_size // heads)
-                for _ in range(config.num_hidden_layers):
-                    one @ one.transpose(-1, -2) @ one
-
-    return products
-
-
-def measure_encode(settings: CorporaSettings) -> dict[str, dict[str, float]]:
-    """Seconds of `encode`, and of embed.py's work, for texts of mixed lengths, beside the products of their tokens."""
-    texts = list(random_texts(ragged_lengths(settings.texts, settings.longest).tolist()))
-    changes = {"num_hidden_layers": settings.layers} if settings.layers else {}
-    candidates, tokens = {}, {}
+def measure_embedding(settings: CorporaSettings) -> dict[str, float]:
+    """Tokens, and seconds of `encode` and of embed.py's work on texts of mixed lengths, by the published shape."""
+    texts = list(random_texts(ragged_lengths(settings.texts, 256).tolist()))
     with TemporaryDirectory() as folder:
-        for name in ("NeoBERT", "BERT-base"):
-            model = embedding_model(name, f"{folder}/{name}", changes)
-            lengths = [len(ids) for ids in model.tokenizer(texts, truncation=True, max_length=512)["input_ids"]]
-            candidates[name] = partial(model.encode, texts, batch_size=BATCH, show_progress_bar=False)
-            candidates[f"{name}, products"] = bare_products(model, lengths)
-            tokens[name] = sum(lengths)
+        config = build_config("NeoBERT", num_hidden_layers=settings.layers)
+        build_model(config).base_model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(TOKENIZER, model_max_length=512).save_pretrained(folder)
+        encoder = Transformer(folder)
+        pooling = Pooling(encoder.get_embedding_dimension())
+        model = SentenceTransformer(modules=[encoder, pooling], device="cpu")
         pq.write_table(pa.table({"text": texts}), f"{folder}/texts.parquet")
         (part,) = plan_parts([f"{folder}/texts.parquet"], len(texts))
-        of_corpus = CorpusSettings(model=f"{folder}/NeoBERT", max_length=512, batch_size=BATCH)
-        candidates["embed.py"] = partial(embed_part, part, of_corpus)
-        found = medians(candidates, settings.repeats)
-    rows = {"NeoBERT, `encode`": "NeoBERT", "NeoBERT, `embed.py`": "NeoBERT", "BERT-base, `encode`": "BERT-base"}
-    seconds = [found["NeoBERT"], found["embed.py"], found["BERT-base"]]
-    return {
-        label: {"tokens": tokens[name], "seconds": second, "products": found[f"{name}, products"]}
-        for (label, name), second in zip(rows.items(), seconds)
-    }
-
-
-# What is measured, by part, and the settings that it depends on.
-MEASURES = {
-    "preparing": (measure_preparing, ("documents", "repeats")),
-    "memory": (measure_memory, ("memory_documents", "dimensions")),
-    "recall": (measure_recall, ("vectors", "dimensions")),
-    "encode": (measure_encode, ("texts", "longest", "layers", "repeats")),
-}
+        of_corpus = CorpusSettings(model=folder, max_length=512, batch_size=BATCH)
+        turns: dict[str, Callable[[], object]] = {
+            "encode": partial(model.encode, texts, batch_size=BATCH, show_progress_bar=False),
+            "embed.py": partial(embed_part, part, of_corpus),
+        }
+        tokens = sum(map(len, model.tokenizer(texts, truncation=True, max_length=512)["input_ids"]))
+        return {"tokens": tokens} | medians(turns, settings.repeats)
 
 
 def measure(settings: CorporaSettings) -> dict:
-    runs, found = StoredRuns(Path(settings.results) / "single_runs" / "corpora.json"), {}
-    for name, (function, needs) in MEASURES.items():
-        key = "; ".join([name, *(f"{need} {getattr(settings, need)}" for need in needs), machine()])
-        found[name] = runs.result(key, partial(function, settings))
-        print(name, found[name], flush=True)
-    return found
+    return {
+        "preparing": measure_preparing(settings),
+        "memory": measure_memory(settings),
+        "search": measure_search(settings),
+        "embedding": measure_embedding(settings),
+    }
 
 
-# RefinedWeb as it is published, and a passage of a usual length.
+# RefinedWeb as it is published, and passages of a usual length.
 REFINEDWEB_TOKENS, REFINEDWEB_DOCUMENTS = 600e9, 968e6
-PASSAGES, PASSAGE_TOKENS, DIMENSIONS = 100e6, 128, 768
+PASSAGES, PASSAGE_TOKENS, PASSAGE_DIMENSIONS = 100e6, 128, 768
 
 
 def arithmetic(found: dict) -> str:
     """What corpora of full size take at the rates that were measured."""
-    preparing, encode, recall = found["preparing"], found["encode"]["NeoBERT, `embed.py`"], found["recall"]
-    rate = preparing["tokens"] / preparing["whole"] / preparing["cores"]
-    minhash = preparing["tokens"] / preparing["minhash"]
-    embedded = encode["tokens"] / encode["seconds"] / preparing["cores"]
-    scale = PASSAGES / recall["passages"] * DIMENSIONS / recall["dimensions"]
+    preparing, embedding, search = found["preparing"], found["embedding"], found["search"]
+    # Tokens that one core prepares, signs (in one thread) and embeds in an hour.
+    prepared = 3600 * preparing["tokens"] / preparing["whole"] / preparing["cores"]
+    signed = 3600 * preparing["tokens"] / preparing["minhash"]
+    embedded = 3600 * embedding["tokens"] / embedding["embed.py"] / preparing["cores"]
+    scale = PASSAGES / search["passages"] * PASSAGE_DIMENSIONS / DIMENSIONS
     rows = [
-        ["RefinedWeb, 600 billion tokens, prepared", f"{REFINEDWEB_TOKENS / rate / 3600:,.0f} core hours"],
-        ["its MinHash signatures", f"{REFINEDWEB_TOKENS / minhash / 3600:,.0f} core hours"],
+        ["RefinedWeb, 600 billion tokens, prepared", f"{REFINEDWEB_TOKENS / prepared:,.0f} core hours"],
+        ["its MinHash signatures", f"{REFINEDWEB_TOKENS / signed:,.0f} core hours"],
         ["its groups of duplicates, in one process", f"{60 * REFINEDWEB_DOCUMENTS / 1e9:,.0f} GB of memory"],
-        [
-            "100 million passages of 128 tokens embedded",
-            f"{PASSAGES * PASSAGE_TOKENS / embedded / 3600:,.0f} core hours",
-        ],
-        ["their vectors of 768 numbers, float32", f"{PASSAGES * DIMENSIONS * 4 / 1e9:,.0f} GB"],
-        ["written to LanceDB, by one process", f"{recall['written'] * scale / 3600:,.1f} hours"],
-        ["its indexes built, by one process", f"{recall['indexed'] * scale / 3600:,.1f} hours"],
-        ["a search that compares all of them", f"{recall['exact'] * scale:,.0f} s"],
+        ["100 million passages of 128 tokens embedded", f"{PASSAGES * PASSAGE_TOKENS / embedded:,.0f} core hours"],
+        ["their vectors of 768 numbers, float32", f"{PASSAGES * PASSAGE_DIMENSIONS * 4 / 1e9:,.0f} GB"],
+        ["written to LanceDB, by one process", f"{search['written'] * scale / 3600:,.1f} hours"],
+        ["its indexes built, by one process", f"{search['indexed'] * scale / 3600:,.1f} hours"],
+        ["a search that compares all of them", f"{search['exact'] * scale:,.0f} s"],
     ]
     return table(["", "by arithmetic"], rows)
 
 
-AT_TEN_TIMES = (
-    "At ten times as much, the first to break are the groups of near-duplicates: they need 60 bytes a document in the "
-    "memory of one process, so each crawl has to be deduplicated by itself. Then the index of vectors, which LanceDB "
-    "trains and builds in one process, and `semantic_search.py index`, which embeds on one GPU."
-)
-
-
-def memory_table(memory: dict) -> str:
-    rows = [[name, *(" / ".join(map(str, peaks)) for peaks in of_job.values())] for name, of_job in memory.items()]
-    return table(["MB at the peak", *(f"{count} documents" for count in memory["preparing"])], rows)
-
-
-def encode_table(encode: dict) -> str:
-    rows = [
-        [name, f"{row['tokens'] / row['seconds']:,.0f}", f"{row['products'] / row['seconds']:.2f}"]
-        for name, row in encode.items()
-    ]
-    return table(["texts of mixed lengths", "real tokens a second", "share of bare products"], rows)
-
-
 def page(stored: dict, folder: Path) -> list[str]:
-    found = stored["found"]
-    preparing, recall = found["preparing"], found["recall"]
+    preparing, memory, search, embedding = (stored["found"][k] for k in ("preparing", "memory", "search", "embedding"))
+    peaks = [[job, *(" / ".join(map(str, found)) for found in counts.values())] for job, counts in memory.items()]
+    rates = [f"{embedding['tokens'] / embedding[name]:,.0f}" for name in ("encode", "embed.py")]
     return [
         "# What large corpora cost, and what breaks first",
         f"Preparing {preparing['tokens']:,} tokens takes {preparing['whole']:.1f} s, the tokenizer alone "
         f"{preparing['alone']:.1f} s ({preparing['alone'] / preparing['whole']:.2f} of the whole).",
-        encode_table(found["encode"]),
-        f"Of {recall['passages']:,} vectors of {recall['dimensions']} numbers in clusters, an approximate search finds "
-        f"{recall['recall']:.3f} of the 10 nearest in {1000 * recall['approximate']:.1f} ms, an exact one takes "
-        f"{1000 * recall['exact']:.1f} ms. Writing them took {recall['written']:.0f} s, the indexes "
-        f"{recall['indexed']:.0f} s, in {recall['versions']} versions of the table.",
+        f"NeoBERT's published shape embeds {rates[1]} tokens a second in `embed.py`, texts of mixed lengths of up to "
+        f"256 words; {rates[0]} in `encode` of Sentence Transformers.",
+        f"Of {search['passages']:,} vectors of {DIMENSIONS} numbers in clusters, an approximate search finds "
+        f"{search['recall']:.3f} of the 10 nearest in {1000 * search['approximate']:.1f} ms, an exact one takes "
+        f"{1000 * search['exact']:.1f} ms. Writing them took {search['written']:.0f} s, the indexes "
+        f"{search['indexed']:.0f} s, in {search['versions']} versions of the table.",
         "Memory of the process before, and at its peak; in indexing at the last write and after the indexes are built:",
-        memory_table(found["memory"]),
+        table(["MB at the peak", *(f"{count} documents" for count in memory["preparing"])], peaks),
         "## RefinedWeb, and 100 million passages",
         "Core hours are spread over all workers of a cluster. What one process does stays with one process.",
-        arithmetic(found),
-        AT_TEN_TIMES,
+        arithmetic(stored["found"]),
+        "At ten times as much, the first to break are the groups of near-duplicates: they need 60 bytes a document in "
+        "the memory of one process, so each crawl has to be deduplicated by itself. Then the index of vectors, which "
+        "LanceDB trains and builds in one process, and `semantic_search.py index`, which embeds on one GPU.",
     ]
 
 

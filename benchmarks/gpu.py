@@ -3,7 +3,8 @@
     python benchmarks/gpu.py        # make gpu
 
 Measured are the forward pass of the encoder and a training step: masked language modelling of 20% of the tokens,
-backward pass and AdamW. Both run on three batches of the same number of rows:
+backward pass and AdamW, with float32 weights and products in the type of the row. Both run on three batches of the same
+number of rows:
 
 - dense: every row has all tokens;
 - padded: rows have 35% of the tokens on average, the rest is padding under a mask;
@@ -15,15 +16,20 @@ runs on the CPU, which takes long at the published size: choose fewer `--layers`
 """
 
 import itertools
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from encoders import CUDA, DEVICE, Bench, build_config, product_flops, ragged_lengths
+from encoders import build_config, build_model, forward_flops, make_batch, product_flops, ragged_lengths
 from runner import Settings, run_benchmark, table
 from transformers.utils import is_flash_attn_2_available
 
 
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
 HEAD = ["", "type", "attention", "tokens a row", "batch", "tokens/s", "peak GiB", "TFLOP/s", "of a bare product"]
 LAYOUTS = ("dense", "padded", "packed")
 
@@ -38,22 +44,65 @@ class GPUSettings(Settings):
     width: int = field(default=768, metadata={"help": "smaller than published, for a trial"})
 
 
-def measure_batch(settings: GPUSettings, way: tuple[bool, str, str, int, str]) -> dict[str, float | None]:
-    """Real tokens and operations per second, and the memory at its peak, of one batch."""
-    training, dtype, attention, length, layout = way
+def time_steps(step: Callable[[], None], at_least: float) -> float:
+    """Seconds of a step. Repeated steps are queued without waiting for each one, as in real use."""
+
+    def run(count: int) -> float:
+        if CUDA:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        if CUDA:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / count
+
+    run(1)  # The first step chooses kernels.
+    once = run(1)
+    return run(math.ceil(at_least / once)) if once < at_least else once
+
+
+def measure_batch(settings: GPUSettings, way: tuple[bool, str, str, int, str]) -> dict[str, float]:
+    """Real tokens and operations per second of one batch, and GiB of the GPU's memory at the peak."""
+    training, type_name, attention, length, layout = way
+    dtype = getattr(torch, type_name)
     shape = {"num_hidden_layers": settings.layers, "hidden_size": settings.width}
     shape |= {"num_attention_heads": settings.width // 64, "intermediate_size": 4 * settings.width}
-    bench = Bench(build_config("NeoBERT", **shape), attention, getattr(torch, dtype), training)
+    model = build_model(build_config("NeoBERT", **shape), DEVICE, torch.float32 if training else dtype, attention)
+    model.train(training)
     rows = max(1, settings.tokens // length)
     lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
-    return bench.measure(lengths, layout == "packed", settings.seconds)
+    inputs, labels = make_batch(model.config, lengths, layout == "packed")
+    inputs = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in inputs.items()}
+    labels = labels.to(DEVICE)
+    # What the model learns does not matter, but its weights must stay finite.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+
+    @torch.inference_mode()
+    def forward() -> None:
+        model.base_model(**inputs)
+
+    def train() -> None:
+        with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+            loss = model(**inputs, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = time_steps(train if training else forward, settings.seconds)
+    predicted = int((labels != -100).sum()) if training else 0
+    flops = forward_flops(model, lengths, predicted) * (3 if training else 1)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
+    return {"tokens": int(lengths.sum()) / seconds, "flops": flops / seconds, "memory": memory}
 
 
 def measure(settings: GPUSettings) -> list[list[str]]:
     """The rows of the table."""
     torch.manual_seed(0)
     attentions = ["sdpa", *(["flash_attention_2"] if CUDA and is_flash_attn_2_available() else [])]
-    bare = {name: product_flops(torch.device(DEVICE), getattr(torch, name))[0] for name in settings.types}
+    bare = {name: product_flops(DEVICE, getattr(torch, name)) for name in settings.types}
     rows = [["bare product", name, *[""] * 5, f"{bare[name] / 1e12:.1f}", "1"] for name in settings.types]
     for way in itertools.product((False, True), settings.types, attentions, settings.lengths, LAYOUTS):
         training, name, attention, length, layout = way
@@ -66,9 +115,8 @@ def measure(settings: GPUSettings) -> list[list[str]]:
         except (RuntimeError, ValueError) as error:  # Memory that ends, or a kernel that is not there.
             rows.append([*row, str(error).splitlines()[0][:80], "", "", ""])
             continue
-        memory = "" if found["memory"] is None else f"{found['memory']:.1f}"
-        flops = [f"{found['flops'] / 1e12:.1f}", f"{found['flops'] / bare[name]:.2f}"]
-        rows.append([*row, f"{found['tokens']:,.0f}", memory, *flops])
+        speed = [f"{found['tokens']:,.0f}", f"{found['memory']:.1f}"]
+        rows.append([*row, *speed, f"{found['flops'] / 1e12:.1f}", f"{found['flops'] / bare[name]:.2f}"])
         print(*rows[-1], flush=True)
     return rows
 

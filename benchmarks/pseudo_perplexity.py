@@ -1,7 +1,7 @@
 """How well a small NeoBERT works beyond its training length.
 
-    python benchmarks/pseudo_perplexity.py --source data/benchmark/text/validation.parquet \\
-        --short runs/pretraining_benchmark/stage_1/model --long runs/pretraining_benchmark/stage_2/model
+    python benchmarks/pretraining.py --bf16 true
+    python benchmarks/pseudo_perplexity.py
 
 The models are those of both stages of pretraining.py, 256 and 1,024 tokens. Every measurement is
 `examples/pseudo_perplexity.py`; interrupted, the same command goes on.
@@ -31,6 +31,7 @@ from neobert_hf.common.files import write_png
 
 # Factors relative to the training length of each stage, up to 8 times 256.
 ROPE = {"short": "native yarn:2 yarn:4 yarn:8 linear:8 dynamic:8", "long": "native yarn:2"}
+STAGES = {"short": "stage_1", "long": "stage_2"}
 BASE = "short"
 SHOWN = {
     "short, yarn:8": ("YaRN, factor 8", BLUE),
@@ -41,11 +42,15 @@ SHOWN = {
 
 @dataclass(kw_only=True)
 class PerplexitySettings(Settings):
-    source: str = field(metadata={"help": "Parquet file with a column `text`", "path": True})
-    short: str = field(metadata={"help": "model of the first stage", "path": True})
-    long: str = field(metadata={"help": "model of the second stage", "path": True})
+    source: str = field(
+        default="data/benchmark/text/validation.parquet",
+        metadata={"help": "Parquet file with a column `text`", "path": True},
+    )
+    models: str = field(
+        default="runs/pretraining_benchmark", metadata={"help": "folder with stage_1/model and stage_2/model"}
+    )
     lengths: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024, 2048], metadata={"help": "in tokens"})
-    documents: int = field(default=48, metadata={"help": "documents of at least the longest length"})
+    documents: int = field(default=16, metadata={"help": "documents of at least the longest length"})
     sample: int = field(default=4, metadata={"help": "positions of each document at each length"})
     output_dir: str = field(default="runs/pseudo_perplexity_benchmark", metadata={"help": "losses and logs"})
 
@@ -56,7 +61,7 @@ def measure(settings: PerplexitySettings) -> dict[str, dict[str, list[float]]]:
     for name, ropes in ROPE.items():
         output = Path(settings.output_dir) / name
         flags = (
-            f"--models {name}={getattr(settings, name)} --source {settings.source} --rope {ropes} "
+            f"--models {name}={settings.models}/{STAGES[name]}/model --source {settings.source} --rope {ropes} "
             f"--sample {settings.sample} --lengths {' '.join(map(str, settings.lengths))} --device cpu "
             f"--min_tokens {max(settings.lengths)} --max_documents {settings.documents} --output_dir {output}"
         )

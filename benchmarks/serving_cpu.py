@@ -1,7 +1,7 @@
 """One query and full batches on a CPU, in PyTorch, ONNX Runtime and OpenVINO.
 
     pip install openvino
-    python benchmarks/serving_cpu.py            # a quarter of an hour on 2 CPU cores
+    python benchmarks/serving_cpu.py            # ten minutes on 2 quiet CPU cores
 
 All engines run the published architecture with the same random weights and the same number of threads, in one process.
 They take turns, and medians are compared. OpenVINO is left out if it is not installed, and bfloat16 if the CPU does not
@@ -17,19 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from runner import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    ROOT,
-    Settings,
-    medians,
-    new_figure,
-    run_benchmark,
-    set_title,
-    table,
-)
+from runner import BLUE, GREEN, GREY, ORANGE, ROOT, Settings, medians, new_figure, run_benchmark, set_title, table
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
@@ -38,9 +26,15 @@ from neobert_hf.hub.export import ExportSettings, export
 
 
 Engine = Callable[[torch.Tensor, torch.Tensor], np.ndarray]
-RAGGED, MIXED = "32 x 128, ragged", "32 texts of 4 to 128 tokens"
-# Rows and tokens, and the number of rounds whose median is taken.
-SHAPES = {"1 x 8": 25, "1 x 32": 25, "1 x 128": 15, "8 x 128": 5, "4 x 512": 3, RAGGED: 3}
+RAGGED = "32 x 128, ragged"
+# Rows, tokens, and the number of rounds whose median is taken.
+SHAPES = {
+    "1 x 8": (1, 8, 25),
+    "1 x 32": (1, 32, 25),
+    "1 x 128": (1, 128, 15),
+    "8 x 128": (8, 128, 5),
+    RAGGED: (32, 128, 3),
+}
 # About the mean length of the rows of the ragged batch, of which none has more than 128 tokens.
 MEAN_LENGTH = 45
 # Pause between turns. After its work, an engine's threads spin for a while, waiting for more, and keep a core from the
@@ -51,7 +45,7 @@ PAUSE_SECONDS = 0.1
 # engines, and the least cosine for other precisions.
 EXACT, LEAST_COSINE = 1e-3, 0.99
 # Ours and its rivals in each precision. OpenVINO is faster in float32 than with the exported int8 file.
-RIVALS = {
+ENGINES = {
     "float32": ("PyTorch, prepared", ("ONNX Runtime", "OpenVINO")),
     "bfloat16": ("PyTorch, bfloat16, prepared", ("OpenVINO, bfloat16",)),
     "int8": ("PyTorch, int8", ("ONNX Runtime, int8",)),
@@ -64,7 +58,6 @@ class ServingSettings(Settings):
     output_dir: str = field(default="runs/serving_cpu", metadata={"help": "the model and its exported files"})
     layers: int = field(default=28, metadata={"help": "of the model; fewer for a trial"})
     width: int = field(default=768, metadata={"help": "of the model; less for a trial"})
-    rounds: int | None = field(default=None, metadata={"help": "of every shape, for a trial"})
 
 
 def make_model(settings: ServingSettings) -> Path:
@@ -80,11 +73,6 @@ def make_model(settings: ServingSettings) -> Path:
         files = {"path": str(output / "model"), "output_dir": str(output / "exported")}
         export(ExportSettings(**files, task="feature-extraction", precisions=["float32", "int8"]))
     return output
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU multiplies in bfloat16. Others emulate it step by step, several times slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def of_torch(folder: Path, dtype: torch.dtype, **prepared: bool) -> Engine:
@@ -118,26 +106,27 @@ def of_openvino(folder: Path, precision: str) -> Engine:
 
 def load_engines(folder: Path) -> dict[str, Engine]:
     """The engines by name: functions that take ids and mask, and return the last hidden states."""
+    # Other CPUs emulate bfloat16 step by step, several times slower than float32.
+    bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     engines = {
         "PyTorch": of_torch(folder, torch.float32),
         "PyTorch, prepared": of_torch(folder, torch.float32, int8=False),
         "ONNX Runtime": of_onnx_runtime(folder, "model.onnx"),
-        "PyTorch, int8": of_torch(folder, torch.float32, int8=True),
-        "ONNX Runtime, int8": of_onnx_runtime(folder, "model_quantized.onnx"),
     }
     if find_spec("openvino"):
         engines["OpenVINO"] = of_openvino(folder, "f32")
-    if multiplies_bfloat16():
-        engines["PyTorch, bfloat16"] = of_torch(folder, torch.bfloat16)
+    if bfloat16:
         engines["PyTorch, bfloat16, prepared"] = of_torch(folder, torch.bfloat16, int8=False)
         if find_spec("openvino"):
             engines["OpenVINO, bfloat16"] = of_openvino(folder, "bf16")
+    engines["PyTorch, int8"] = of_torch(folder, torch.float32, int8=True)
+    engines["ONNX Runtime, int8"] = of_onnx_runtime(folder, "model_quantized.onnx")
     return engines
 
 
 def make_batch(shape: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Random ids and their mask. A ragged batch has one row of full length, and others of 4 tokens or more."""
-    rows, length = map(int, shape.split(",")[0].split(" x "))
+    rows, length, _ = SHAPES[shape]
     generator = torch.Generator().manual_seed(0)
     ids, mask = torch.randint(5, 1000, (rows, length), generator=generator), torch.ones(rows, length, dtype=torch.long)
     if shape == RAGGED:
@@ -147,47 +136,44 @@ def make_batch(shape: str) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def precision_of(engine: str) -> str:
-    return next((name for name in ("int8", "bfloat16") if name in engine), "float32")
-
-
 def check(name: str, found: np.ndarray, expected: np.ndarray, mask: torch.Tensor) -> None:
     """Raise if an engine's outputs for real tokens differ from those of PyTorch."""
     found, expected = found[mask.bool().numpy()], expected[mask.bool().numpy()]
     norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     difference, cosine = np.abs(found - expected).max(), ((found * expected).sum(1) / norms).min()
-    if (difference > EXACT) if precision_of(name) == "float32" else (cosine < LEAST_COSINE):
+    rounded = "int8" in name or "bfloat16" in name
+    if (cosine < LEAST_COSINE) if rounded else (difference > EXACT):
         raise ValueError(f"{name} computes something else: largest difference {difference:.2g}, cosine {cosine:.5f}.")
 
 
 def measure(settings: ServingSettings) -> dict[str, dict[str, float]]:
     """Median milliseconds by shape and engine."""
     engines, found = load_engines(make_model(settings)), {}
-    for shape, rounds in SHAPES.items():
+    for shape, (_, _, rounds) in SHAPES.items():
         ids, mask = make_batch(shape)
         expected = engines["PyTorch"](ids, mask)
         for name, run in engines.items():
             check(name, run(ids, mask), expected, mask)
         candidates = {name: partial(run, ids, mask) for name, run in engines.items()}
-        seconds = medians(candidates, settings.rounds or rounds, PAUSE_SECONDS)
-        found[shape] = {name: 1000 * value for name, value in seconds.items()}
+        found[shape] = {name: 1000 * value for name, value in medians(candidates, rounds, PAUSE_SECONDS).items()}
         print(shape, {name: round(value, 1) for name, value in found[shape].items()}, flush=True)
     return {"milliseconds": found}
 
 
 def name_of(shape: str) -> str:
-    rows, length = shape.split(" x ")
-    return MIXED if shape == RAGGED else f"{rows} text{'s' * (rows != '1')} of {length} tokens"
+    rows, length, _ = SHAPES[shape]
+    tokens = f"4 to {length}" if shape == RAGGED else length
+    return f"{rows} text{'s' * (rows > 1)} of {tokens} tokens"
 
 
 def plot(found: dict[str, dict[str, float]], file: Path) -> None:
     """How many times as fast as the faster rival ours is, a row each shape and a colour each precision."""
     figure, (axes,) = new_figure(size=(7.6, 0.66 * len(found) + 1.2))
     shapes = list(reversed(found))
-    for place, shape in enumerate(shapes):
-        for level, (precision, (ours, rivals)) in zip((0.24, 0, -0.24), RIVALS.items()):
-            times = found[shape]
-            if ours not in times or not (of_rivals := [times[name] for name in rivals if name in times]):
+    for place, (shape, times) in enumerate(reversed(found.items())):
+        for level, (precision, (ours, rivals)) in zip((0.24, 0, -0.24), ENGINES.items()):
+            of_rivals = [times[name] for name in rivals if name in times]
+            if ours not in times or not of_rivals:
                 continue
             ratio, color = min(of_rivals) / times[ours], COLOURS[precision]
             axes.plot([1, ratio], [place + level] * 2, color=color, linewidth=1.4, zorder=2)
@@ -214,11 +200,9 @@ def plot(found: dict[str, dict[str, float]], file: Path) -> None:
 
 def time_table(found: dict[str, dict[str, float]]) -> str:
     """A line each engine, and a column each shape."""
-    names = list(dict.fromkeys(name for times in found.values() for name in times))
-    names.sort(key=lambda name: list(RIVALS).index(precision_of(name)))
     rows = [
-        [name, *(f"{times[name]:,.{int(times[name] < 100)}f}" if name in times else "-" for times in found.values())]
-        for name in names
+        [name, *(f"{times[name]:,.{int(times[name] < 100)}f}" for times in found.values())]
+        for name in next(iter(found.values()))
     ]
     return table(["milliseconds", *found], rows)
 

@@ -1,8 +1,7 @@
 """What pretraining is worth when labels are few.
 
     python benchmarks/data.py --output_dir data/benchmark
-    python benchmarks/worth.py --data data/benchmark \
-        --starts NeoBERT=benchmarks/models/small BERT=benchmarks/models/bert
+    python benchmarks/worth.py
 
 Two tasks: tagging words in sentences with their part of speech (many words have several), and predicting the archive
 section of a one-line description of software. Each start is fine-tuned on few and many rows with the same search over
@@ -25,6 +24,7 @@ from runner import (
     GREEN,
     GREY,
     ORANGE,
+    ROOT,
     Settings,
     StoredRuns,
     difference,
@@ -56,9 +56,15 @@ from neobert_hf.common.files import write_png
 from neobert_hf.common.fingerprints import model_fingerprint
 
 
+MODELS = {"NeoBERT": "small", "BERT": "bert"}
 RANDOM, COUNTS = "random", "words alone"
+# Labelled rows that are trained on, by task: None means all.
+ROWS = {"tags": (100, 300, 3000), "sections": (100, 300, 1000, 3000, None)}
 # Epochs by number of training rows: the fewer rows, the more epochs.
 EPOCHS = {100: 40, 300: 15, 1000: 8, 3000: 5}
+RATES = (3e-4, 1e-3, 3e-3)
+# Rows on which the learning rate and the head are chosen, and rows that are scored.
+DEVELOPMENT, TEST = 1000, 2000
 # Rows of a step. With many training rows, steps are larger: on two cores that takes a third of the time.
 BATCH, LARGE_BATCH, MANY_ROWS = 16, 64, 10_000
 MAX_LENGTH = 128
@@ -68,20 +74,16 @@ COLOURS = {"NeoBERT": BLUE, "BERT": ORANGE, RANDOM: GREY, COUNTS: GREEN}
 
 @dataclass(kw_only=True)
 class WorthSettings(Settings):
-    data: str = field(metadata={"help": "folder with pos_brown/ and classification_debian_sections/", "path": True})
-    starts: list[str] = field(metadata={"help": "NAME=FOLDER of each pretrained model"})
+    data: str = field(
+        default="data/benchmark",
+        metadata={"help": "folder with pos_brown/ and classification_debian_sections/", "path": True},
+    )
+    starts: list[str] = field(
+        default_factory=lambda: [f"{name}={ROOT}/benchmarks/models/{folder}" for name, folder in MODELS.items()],
+        metadata={"help": "NAME=FOLDER of each pretrained model"},
+    )
     output_dir: str = field(default="runs/worth", metadata={"help": "folder for what the Trainer writes"})
-    rows: list[int] = field(default_factory=lambda: [100, 300, 3000], metadata={"help": "numbers of rows to train on"})
-    rows_of_sections: list[int] = field(
-        default_factory=lambda: [1000, 99_999],
-        metadata={"help": "further numbers, for the sections only; a number above all rows means all"},
-    )
-    learning_rates: list[float] = field(
-        default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "rates that every start tries"}
-    )
     seeds: int = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
-    development: int = field(default=1000, metadata={"help": "rows on which the learning rate is chosen"})
-    test: int = field(default=2000, metadata={"help": "rows that are scored"})
 
 
 @dataclass
@@ -101,10 +103,10 @@ class Task:
     of_words: bool
 
     def draw(self, rows: int, seed: int) -> Dataset:
-        return self.train.shuffle(seed=seed).select(range(min(rows, len(self.train))))
+        return self.train.shuffle(seed=seed).select(range(rows))
 
 
-def read_task(name: str, folder: Path, text: str, label: str, settings: WorthSettings) -> Task:
+def read_task(name: str, folder: Path, text: str, label: str) -> Task:
     """A task from a folder with train.parquet and validation.parquet.
 
     Args:
@@ -122,8 +124,8 @@ def read_task(name: str, folder: Path, text: str, label: str, settings: WorthSet
         )
     count = len(names) if of_words else max(train["labels"]) + 1
     train, test = train.shuffle(seed=0), test.shuffle(seed=0)
-    development, train = train.take(settings.development), train.skip(settings.development)
-    return Task(name, train, development, test.take(min(settings.test, len(test))), count, of_words)
+    development, train = train.take(DEVELOPMENT), train.skip(DEVELOPMENT)
+    return Task(name, train, development, test.take(min(TEST, len(test))), count, of_words)
 
 
 def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast) -> Dataset:
@@ -140,23 +142,15 @@ def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast) -> Dat
     return rows.map(to_ids, remove_columns=rows.column_names)
 
 
-def poolings(start: Path, task: Task) -> tuple[str | None, ...]:
-    """Possible inputs of the head: the first token's hidden state or the mean of all; None if there is no choice."""
-    choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
-    return ("cls", "mean") if choice else (None,)
-
-
 def fine_tune(
-    start: Path,
-    task: Task,
-    rows: int,
-    trial: tuple[float, str | None],
-    seed: int,
-    settings: WorthSettings,
-    weights: bool,
-) -> dict:
-    """Fine-tune once with a learning rate and a pooling. Returns the accuracy on development and test rows."""
-    rate, pooling = trial
+    start: Path, weights: bool, task: Task, rows: int, rate: float, pooling: str | None, seed: int, output: str
+) -> dict[str, float]:
+    """Fine-tune once. Returns the accuracy on development and test rows.
+
+    Args:
+        weights: whether to begin with the weights of `start`, and not with random ones.
+        pooling: what the head reads of a text: the first token's hidden state ("cls") or the mean of all ("mean").
+    """
     tokenizer = AutoTokenizer.from_pretrained(start)
     parts = [encode(part, task, tokenizer) for part in (task.draw(rows, seed), task.development, task.test)]
     set_seed(seed)
@@ -170,7 +164,7 @@ def fine_tune(
         model = auto.from_config(config, dtype=torch.float32)
     collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
     arguments = TrainingArguments(
-        output_dir=settings.output_dir,
+        output_dir=output,
         num_train_epochs=EPOCHS.get(rows, 3),
         learning_rate=rate,
         warmup_steps=0.1,
@@ -228,52 +222,57 @@ def count_features(task: Task, rows: int, seed: int) -> dict:
     return {"test": float(found[max(found)].score(*read(task.test)))}
 
 
-def run_start(name: str, start: Path, task: Task, rows: int, settings: WorthSettings, result: Callable) -> dict:
-    """The best learning rate and pooling, and the test accuracy with them for each seed."""
-    weights = name != RANDOM
-    weights_of = f"{'weights' if weights else 'random weights'} of {model_fingerprint(str(start))[:8]}"
-    given = (weights_of, task.name, f"{rows} rows")
+def run_start(start: Path, weights: bool, task: Task, rows: int, settings: WorthSettings, result: Callable) -> dict:
+    """The best learning rate and pooling, and the test accuracy with them for each seed.
 
-    def tune(trial: tuple[float, str | None], seed: int) -> dict:
-        described = ", ".join(f"{part:g}" if isinstance(part, float) else part for part in trial if part)
-        run = partial(fine_tune, start, task, rows, trial, seed, settings, weights)
-        return result((*given, described, f"seed {seed}"), run)
+    Args:
+        result: takes the name of a run, in parts, and a function that makes it; returns its result.
+    """
+    kind = f"{'weights' if weights else 'random weights'} of {model_fingerprint(str(start))[:8]}"
+    # BERT's head for texts has no choice of what it reads.
+    choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
+
+    def tune(rate: float, pooling: str | None, seed: int) -> dict:
+        name = f"{rate:g}" + (f", {pooling}" if pooling else "")
+        run = partial(fine_tune, start, weights, task, rows, rate, pooling, seed, settings.output_dir)
+        return result((kind, task.name, f"{rows} rows", name, f"seed {seed}"), run)
 
     def search() -> dict:
-        trials = itertools.product(settings.learning_rates, poolings(start, task))
-        return {"trial": max(trials, key=lambda trial: tune(trial, 0)["development"]), "seeds": 1}
+        trials = itertools.product(RATES, ("cls", "mean") if choice else (None,))
+        return {"trial": max(trials, key=lambda trial: tune(*trial, 0)["development"]), "seeds": 1}
 
-    rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
-    best = result((*given, f"best of {rates}"), search)
-    return {"best": best, "accuracy": [tune(tuple(best["trial"]), seed)["test"] for seed in range(settings.seeds)]}
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
+    best = result((kind, task.name, f"{rows} rows", f"best of {rates}"), search)
+    return {"best": best, "accuracy": [tune(*best["trial"], seed)["test"] for seed in range(settings.seeds)]}
 
 
 def measure(settings: WorthSettings) -> dict:
     """By task, rows and start: the accuracy on the test rows for each seed, and the chosen learning rate."""
     disable_progress_bars()
-    starts = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
-    first, scores, data = next(iter(starts.values())), {}, Path(settings.data)
+    pretrained = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
+    starts = {name: (folder, True) for name, folder in pretrained.items()}
+    starts[RANDOM] = (next(iter(pretrained.values())), False)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "worth.json")
-    shared = (f"{MAX_LENGTH} tokens", f"{settings.development} + {settings.test} rows")
 
     def result(parts: tuple[str, ...], run: Callable[[], dict]) -> dict:
-        """The stored result of a run; its name says in what it differs, and what all runs of a command share."""
-        return runs.result("; ".join((*parts, *shared)), run)
+        return runs.result("; ".join((*parts, f"{MAX_LENGTH} tokens", f"{DEVELOPMENT} + {TEST} rows")), run)
 
-    tags = read_task("tags", data / "pos_brown", "tokens", "tags", settings)
-    sections = read_task("sections", data / "classification_debian_sections", "sentence", "label", settings)
-    jobs = [*itertools.product(settings.rows, (tags, sections))]
-    jobs += [(min(rows, len(sections.train)), sections) for rows in settings.rows_of_sections]
-    for rows, task in sorted(jobs, key=lambda job: job[0]):
-        entries = scores.setdefault(task.name, {}).setdefault(str(rows), {})
-        for name, start in {**starts, RANDOM: first}.items():
-            entries[name] = run_start(name, start, task, rows, settings, result)
-            print(f"{task.name}, {rows} rows: {name} {statistics.mean(entries[name]['accuracy']):.4f}", flush=True)
-        counts = [
-            result((COUNTS, task.name, f"{rows} rows", f"seed {seed}"), partial(count_features, task, rows, seed))
-            for seed in range(settings.seeds)
-        ]
-        entries[COUNTS] = {"accuracy": [found["test"] for found in counts]}
+    data, scores = Path(settings.data), {}
+    for task in (
+        read_task("tags", data / "pos_brown", "tokens", "tags"),
+        read_task("sections", data / "classification_debian_sections", "sentence", "label"),
+    ):
+        scores[task.name] = {}
+        for rows in (count or len(task.train) for count in ROWS[task.name]):
+            entries = scores[task.name][str(rows)] = {}
+            for name, start in starts.items():
+                entries[name] = run_start(*start, task, rows, settings, result)
+                print(f"{task.name}, {rows} rows: {name} {statistics.mean(entries[name]['accuracy']):.4f}", flush=True)
+            counts = []
+            for seed in range(settings.seeds):
+                parts = (COUNTS, task.name, f"{rows} rows", f"seed {seed}")
+                counts.append(result(parts, partial(count_features, task, rows, seed))["test"])
+            entries[COUNTS] = {"accuracy": counts}
     return {"scores": scores, "runs": runs.places()}
 
 
@@ -324,10 +323,10 @@ def page(stored: dict, folder: Path) -> list[str]:
     return [
         "# An hour of pretraining saves labels where the order of words matters",
         "![Accuracy against labelled rows](worth.png)",
-        f"Accuracy in percent on {settings['test']:,} held-out rows. Each start is fine-tuned at the rates "
-        f"{', '.join(f'{rate:g}' for rate in settings['learning_rates'])}, for texts with two heads (on the first "
+        f"Accuracy in percent on {TEST:,} held-out rows. Each start is fine-tuned at the rates "
+        f"{', '.join(f'{rate:g}' for rate in RATES)}, for texts with two heads (on the first "
         "token's hidden state, and on the mean of all). Rate and head are chosen on "
-        f"{settings['development']:,} other rows, and {settings['seeds']} seeds are scored with them. A seed decides "
+        f"{DEVELOPMENT:,} other rows, and {settings['seeds']} seeds are scored with them. A seed decides "
         "the training rows, their order, the new head and the random weights; it is the same for all starts. "
         f"`{RANDOM}` is the same network untrained. `{COUNTS}` is a logistic regression without any network, on words "
         "and bigrams by TF-IDF, or on each word, its neighbours and its last letters.",
