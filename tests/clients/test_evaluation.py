@@ -39,15 +39,6 @@ def test_bert_score(encoder):
     assert same(found, expected)
 
 
-@pytest.mark.clients("bert-score")
-def test_bert_score_of_one_layer(encoder):
-    """Without `all_layers=True` it truncates BERT's list `model.encoder.layer`, which has another name in NeoBERT."""
-    from bert_score import BERTScorer
-
-    with pytest.raises(AttributeError, match="no attribute 'layer'"):
-        BERTScorer(model_type=encoder, num_layers=1, device="cpu")
-
-
 @pytest.mark.clients("torchmetrics")
 def test_torchmetrics(encoder):
     """F1 is that of the plain hidden states, with special tokens counted as 0; in a batch it is the same."""

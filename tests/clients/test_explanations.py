@@ -64,16 +64,3 @@ def test_shap(classifier):
     found = shap.Explainer(classify)([TEXTS[0]])
     expected = logits(classifier, TEXTS[:1]).softmax(-1)
     assert same(np.squeeze(found.values.sum(1) + found.base_values), expected[0], 1e-4)
-
-
-@pytest.mark.clients("lime")
-def test_lime(classifier):
-    """It explains the plain model's probabilities, and its linear model is close to them."""
-    from lime.lime_text import LimeTextExplainer
-
-    def probabilities(texts):
-        return logits(classifier, texts).softmax(-1).numpy()
-
-    found = LimeTextExplainer(random_state=0).explain_instance(TEXTS[0], probabilities, num_samples=100)
-    assert same(found.predict_proba, probabilities(TEXTS[:1])[0])
-    assert abs(found.local_pred[0] - found.predict_proba[1]) < 0.1

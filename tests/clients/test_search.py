@@ -26,21 +26,6 @@ def test_chroma(encoder):
     assert same([1 - distances[row] for row in "0123"], cosines(encoder, 1))
 
 
-@pytest.mark.clients("qdrant-client")
-def test_qdrant(encoder):
-    """The scores are the cosines of the plain vectors."""
-    from qdrant_client import QdrantClient, models
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(encoder, device="cpu")
-    client = QdrantClient(":memory:")
-    client.create_collection("texts", models.VectorParams(size=64, distance=models.Distance.COSINE))
-    client.upload_collection("texts", model.encode(TEXTS), ids=range(4))
-    found = client.query_points("texts", model.encode(TEXTS[1]), limit=4).points
-    scores = {point.id: point.score for point in found}
-    assert same([scores[row] for row in range(4)], cosines(encoder, 1))
-
-
 @pytest.mark.clients("lancedb")
 def test_lancedb(encoder, tmp_path):
     """The distances computed with its own embedding function are those of the plain vectors."""
@@ -58,18 +43,6 @@ def test_lancedb(encoder, tmp_path):
     table.add([{"text": text} for text in TEXTS])
     found = {row["text"]: 1 - row["_distance"] for row in table.search(TEXTS[1]).distance_type("cosine").to_list()}
     assert same([found[text] for text in TEXTS], cosines(encoder, 1))
-
-
-@pytest.mark.clients("faiss-cpu")
-def test_faiss(encoder):
-    """The scores are the cosines of the plain vectors."""
-    import faiss
-    from sentence_transformers import SentenceTransformer
-
-    model, index = SentenceTransformer(encoder, device="cpu"), faiss.IndexFlatIP(64)
-    index.add(model.encode(TEXTS, normalize_embeddings=True))
-    scores, rows = index.search(model.encode(TEXTS[1:2], normalize_embeddings=True), 4)
-    assert same(scores[0], cosines(encoder, 1)[rows[0]])
 
 
 @pytest.mark.clients("sentence-transformers-haystack")

@@ -51,18 +51,6 @@ def test_peft(method, classifier):
     assert torch.equal(getattr(block.qkv, "base_layer", block.qkv).weight, before)
 
 
-@pytest.mark.clients("peft")
-def test_prefix_tuning(classifier):
-    """`PrefixTuningConfig` needs a model that takes `past_key_values`; an encoder has none, and PEFT says so."""
-    from peft import PrefixTuningConfig, get_peft_model
-
-    base = NeoBERTForSequenceClassification.from_pretrained(classifier)
-    sizes = {"num_virtual_tokens": 4, "num_layers": 2, "token_dim": 64, "num_attention_heads": 4}
-    model = get_peft_model(base, PrefixTuningConfig(task_type="SEQ_CLS", **sizes))
-    with pytest.raises(ValueError, match="does not support past key values"):
-        model(**tokens(classifier))
-
-
 @pytest.fixture
 def arguments(tmp_path):
     settings = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "disable_tqdm": True}
@@ -144,51 +132,6 @@ def test_hyperparameter_search(classifier, arguments):
     assert best.hyperparameters == {"learning_rate": 1e-3}
 
 
-@pytest.mark.clients("lightning")
-def test_lightning(classifier, tmp_path):
-    """The loss falls."""
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model, self.losses = NeoBERTForSequenceClassification.from_pretrained(classifier), []
-
-        def training_step(self, batch, index):
-            loss = self.model(**tokens(classifier), labels=LABELS).loss
-            self.losses.append(loss.item())
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), 1e-3)
-
-    module = Module()
-    options = {"accelerator": "cpu", "max_steps": 8, "default_root_dir": tmp_path}
-    options |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    trainer = lightning.Trainer(**options)
-    trainer.fit(module, torch.utils.data.DataLoader([0] * 8))
-    assert loss_falls(module.losses)
-
-
-@pytest.mark.clients("skorch")
-def test_skorch(classifier):
-    """The loss falls from that of the plain model."""
-    from skorch import NeuralNetClassifier
-
-    class Module(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = NeoBERTForSequenceClassification.from_pretrained(classifier)
-
-        def forward(self, **inputs):
-            return self.model(**inputs).logits
-
-    options = {"criterion": torch.nn.CrossEntropyLoss, "optimizer": torch.optim.AdamW, "lr": 1e-3}
-    net = NeuralNetClassifier(Module, **options, max_epochs=8, train_split=None, verbose=0)
-    net.fit(dict(tokens(classifier)), LABELS)
-    assert loss_falls([row["train_loss"] for row in net.history])
-
-
 @pytest.mark.clients("accelerate")
 def test_accelerator(classifier):
     """A prepared model's loss falls, and its first loss is that of the plain model."""
@@ -206,32 +149,6 @@ def test_accelerator(classifier):
         losses.append(loss.item())
     assert loss_falls(losses)
     assert math.isclose(losses[0], torch.nn.functional.cross_entropy(logits(classifier), LABELS), rel_tol=1e-4)
-
-
-@pytest.mark.clients("datasets")
-def test_datasets(classifier):
-    """Texts tokenized and batched by the library give the plain logits."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer, DataCollatorWithPadding
-
-    tokenizer = AutoTokenizer.from_pretrained(classifier)
-    rows = Dataset.from_dict({"text": TEXTS}).map(lambda row: tokenizer(row["text"]))
-    rows = rows.remove_columns("text")
-    (batch,) = torch.utils.data.DataLoader(rows, 4, collate_fn=DataCollatorWithPadding(tokenizer))
-    with torch.no_grad():
-        got = NeoBERTForSequenceClassification.from_pretrained(classifier).eval()(**batch).logits
-    assert same(got, logits(classifier))
-
-
-@pytest.mark.clients("gliner")
-def test_gliner(encoder, tmp_path):
-    """`GLiNER.from_config` takes the model, but `train_model` passes Transformers 5 arguments that it no longer has."""
-    from gliner import GLiNER
-
-    rows = [{"tokenized_text": text.split(), "ner": [[1, 1, "animal"]]} for text in TEXTS]
-    model = GLiNER.from_config({"model_name": encoder, "hidden_size": 64}, backbone_from_pretrained=True)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'warmup_ratio'"):
-        model.train_model(rows, rows, output_dir=tmp_path)
 
 
 @pytest.mark.clients("simpletransformers")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.models import ragged_batch, small_model
 
 
@@ -54,17 +54,3 @@ def test_torchscript_and_onnx(changes, tmp_path):
         return torch.from_numpy(session.run(None, feed)[0])
 
     check(model, run, 1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cls", [NeoBERTModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification])
-@pytest.mark.parametrize("kind", ["Dynamo", "Onnx"])
-def test_exporters_of_transformers(kind, cls, tmp_path):
-    exporters = pytest.importorskip("transformers.exporters", reason="needs a Transformers that has exporters")
-    exporter, config = (getattr(exporters, f"{kind}{part}") for part in ("Exporter", "Config"))
-    model = small_model(cls, num_hidden_layers=1)
-    ids, mask = ragged_batch((9, 4))
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    exporter().export(model, inputs, config(dynamic=True)).save_pretrained(tmp_path)
-    exported = exporters.ExportedModel.from_pretrained(tmp_path)
-    check(model, lambda ids, mask: exported(input_ids=ids, attention_mask=mask)[0], 1e-4)

@@ -74,8 +74,3 @@ def test_pipelines_and_sentence_transformers_read_all_of_it(tmp_path):
     assert encoder.max_seq_length == 1024 == encoder.preprocess([text_of(1022)])["input_ids"].shape[1]
     first, second = (torch.tensor(encoder.encode(text_of(1022, last))) for last in ("cat", "mat"))
     assert (first - second).abs().max() > 1e-6
-    # What a user sets is saved.
-    encoder.max_seq_length = 300
-    encoder.save(str(tmp_path / "cut"))
-    cut = SentenceTransformer(str(tmp_path / "cut"), device="cpu")
-    assert cut.max_seq_length == 300 and cut.preprocess([text_of(1022)])["input_ids"].shape == (1, 300)

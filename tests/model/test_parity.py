@@ -153,16 +153,6 @@ def test_gradients(changes, layout, device, backend):
             assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) >= least, name
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_and_inference_compute_the_same(dtype, mode):
-    model, (ids, kwargs, _) = small_model().to(dtype), batch_of("right")
-    expected = states_of(model.train(), ids, kwargs)
-    with mode():
-        found = states_of(model.eval(), ids, kwargs)
-    assert (found - expected).abs().max() <= (1e-5 if dtype == torch.float32 else 2**-5)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_the_collator_of_transformers(backend):
