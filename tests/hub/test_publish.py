@@ -12,6 +12,7 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
@@ -22,8 +23,7 @@ from transformers import AutoTokenizer
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.cli import main
-from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model
-from neobert_hf.hub.card import MARK, read_mteb_results
+from neobert_hf.hub.card import MARK
 from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
 from tests.helpers.hub_server import HubServer
 from tests.helpers.models import ROOT, small_model
@@ -299,33 +299,17 @@ def result_of(name: str, value: float) -> EvalResult:
     return EvalResult(task_type="sts", dataset_type=name, dataset_name=name, metric_type="spearman", metric_value=value)
 
 
-def test_an_own_card_and_results_of_mteb(work, tmp_path):
-    """What the user wrote stays; scores of MTEB replace earlier ones of the same task, and must be of this model."""
+def test_an_own_card_and_its_results(work, tmp_path):
+    """What the user wrote stays; a score replaces the earlier one of the same task and data."""
     shutil.copytree(work / "mlm", tmp_path / "mlm")
     own = ModelCard("---\nlicense: apache-2.0\n---\n\n# Mine\n\nAbout it.\n")
     own.data.model_name, own.data.eval_results = "mlm", [result_of("STS12", 0.5), result_of("STS13", 0.6)]
-    own.data.eval_results[0].dataset_revision = "abc"
     own.save(tmp_path / "mlm" / "README.md")
-    loaded = load_embedding_model(str(work / "mlm"), torch.float32)
-    settings = {"model": embedding_fingerprint(loaded), "dtype": "float32", "max_length": loaded.max_seq_length}
-    result = {"task": "STS12", "type": "STS", "metric": "spearman", "score": 0.712345, "settings": settings}
-    result["result"] = {"dataset_revision": "abc"}
-    file = tmp_path / "results" / "STS12.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(result))
-    card = build(tmp_path, "mlm", tmp_path / "folder", mteb_results=str(file.parent))
+    facts = {"eval_results": [vars(result_of("STS12", 0.712345))]}
+    (tmp_path / "facts.yaml").write_text(yaml.safe_dump(facts))
+    card = build(tmp_path, "mlm", tmp_path / "folder", card=str(tmp_path / "facts.yaml"))
     assert card.text.lstrip().startswith("# Mine\n\nAbout it.\n") and card.data.license == "apache-2.0"
-    found = {result.dataset_name: result.metric_value for result in card.data.eval_results}
-    assert found == {"STS13": 0.6, "MTEB STS12": 0.7123}
-    # Of texts that were cut to less than the model reads, the card says so.
-    file.write_text(json.dumps(result | {"settings": settings | {"max_length": 16, "truncate_dim": 8}}))
-    (found,) = read_mteb_results(file.parent, work / "mlm")
-    assert "16 tokens" in found.dataset_name and "8 dimensions" in found.dataset_name
-    file.write_text(json.dumps(result | {"settings": settings | {"model": "other"}}))
-    with pytest.raises(ValueError, match="STS12.json"):
-        read_mteb_results(file.parent, work / "mlm")
-    with pytest.raises(ValueError, match=str(work)):
-        read_mteb_results(work, work / "mlm")
+    assert {each.dataset_name: each.metric_value for each in card.data.eval_results} == {"STS13": 0.6, "STS12": 0.7123}
 
 
 # What is refused

@@ -8,14 +8,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors.torch import load_file
 
 import neobert_hf
 from neobert_hf import NeoBERTContextualConfig, NeoBERTPreTrainedModel
 from neobert_hf.common.settings import nearest, read_yaml
-from neobert_hf.hub.model_folder import read_json, sentence_class
+from neobert_hf.hub.model_folder import sentence_class
 
 
 TEMPLATE = Path(neobert_hf.__file__).with_name("hub_card.md")
@@ -36,8 +35,6 @@ PIPELINE_TAGS = {
     # Not `sentence-similarity`: the Hub's tools that compare sentences pass no context.
     "NeoBERTContextualModel": "feature-extraction",
 }
-# The keys of a result of `evaluation.mteb`.
-RESULT_KEYS = {"task", "type", "metric", "score", "settings", "result"}
 
 
 def build_card(
@@ -118,43 +115,3 @@ def read_facts(file: str | None) -> dict[str, Any]:
     if unknown := [str(key) for key in facts if key not in known]:
         raise ValueError(f"{file} has the unknown key {unknown[0]!r}{nearest(unknown[0], known)}")
     return facts | {"eval_results": [EvalResult(**result) for result in facts.get("eval_results") or []]}
-
-
-def read_mteb_results(folder: Path, model: Path) -> list[EvalResult]:
-    """The results of a model from `examples/run_mteb.py`, all measured on this model in its present state.
-
-    Raises:
-        ValueError: naming the file of a result that is not of this model.
-    """
-    # Imported here: Sentence Transformers takes ten seconds, and most cards do not need it.
-    from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model
-
-    found = {file: read_json(file) for file in sorted(folder.glob("*.json"))}
-    if not found or not all(result.keys() >= RESULT_KEYS for result in found.values()):
-        raise ValueError(f"{folder} is not a folder of results of examples/run_mteb.py: give that of one model.")
-    dtype = next(iter(found.values()))["settings"]["dtype"]
-    loaded = load_embedding_model(str(model), getattr(torch, dtype), device="cpu")
-    fingerprint, results = embedding_fingerprint(loaded), []
-    for file, result in found.items():
-        settings = result["settings"]
-        if (settings["model"], settings["dtype"]) != (fingerprint, dtype):
-            raise ValueError(
-                f"{file} is not a result of {model} in its present state: weights, tokenizer or prompts were "
-                "different. Evaluate this model."
-            )
-        name = f"MTEB {result['task']}"
-        if settings["max_length"] != loaded.max_seq_length:
-            name += f", texts cut at {settings['max_length']:,} tokens"
-        if dimensions := settings.get("truncate_dim"):
-            name += f", first {dimensions:,} dimensions"
-        results.append(
-            EvalResult(
-                task_type=result["type"].lower(),
-                dataset_type=result["task"],
-                dataset_name=name,
-                dataset_revision=result["result"]["dataset_revision"],
-                metric_type=result["metric"],
-                metric_value=result["score"],
-            )
-        )
-    return results

@@ -23,7 +23,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.settings import parse_config
-from neobert_hf.hub.card import build_card, read_facts, read_mteb_results
+from neobert_hf.hub.card import build_card, read_facts
 from neobert_hf.hub.doctor import FAIL, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.hub.model_folder import (
@@ -71,10 +71,6 @@ class PublishSettings:
     card: str | None = field(
         default=None,
         metadata={"help": "YAML file with the card's metadata, such as `license`, and `text`", "path": True},
-    )
-    mteb_results: str | None = field(
-        default=None,
-        metadata={"help": "folder with this model's results of examples/run_mteb.py, for the card", "path": True},
     )
     package_url: str | None = field(
         default=None,
@@ -149,8 +145,6 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     source = local_folder(settings.source)
     config = read_config(source)
     facts = read_facts(settings.card)
-    if settings.mteb_results:
-        facts["eval_results"] += read_mteb_results(Path(settings.mteb_results), source)
     tokenizer = read_tokenizer(source, config)
     # That of the tensors, since that of the config might round them.
     dtype = next(iter(read_tensors(source).values())).dtype
