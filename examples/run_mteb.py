@@ -7,7 +7,7 @@
 
 The model is any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean
 pooling (zero-shot). After an interruption, run the same command again: finished tasks are not repeated. `output_dir`
-gets a folder for each model with a file for each task, and a report on all models: `report.md`, `report.json`.
+gets a folder for each model with a file for each task, and a report on all models, `report.md`.
 
 References: section 5.2.1, appendix D, Tables 4, 5, 8 and 9.
 """
@@ -44,8 +44,7 @@ def main(args: list[str] | None = None) -> None:
 
     output = Path(settings.output_dir)
     inputs = {each: getattr(settings, each) for each in ("model", "local_tasks", "instructions", "published")}
-    reports = ("report.md", "report.json")
-    check_inputs(output, (name, *reports), inputs)
+    check_inputs(output, (name, "report.md"), inputs)
 
     # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
     model = load_embedding_model(
@@ -68,13 +67,13 @@ def main(args: list[str] | None = None) -> None:
 
     # 3. Evaluation, task by task
     # Several processes may write the folder; each locks its task. Results say themselves whose they are.
-    mark_folder(output, "run_mteb.py", reports)
+    mark_folder(output, "run_mteb.py", ("report.md",))
     failed = Evaluation(output / name, encoder, depends_on, settings.batch_size).evaluate(tasks)
 
     # 4. Report on all models in the folder
     if len(failed) < len(tasks):
         print(write_report(output, settings.benchmark, benchmark_types(settings.benchmark), published))
-        print(f"{output / 'report.md'}, {output / 'report.json'}", flush=True)
+        print(output / "report.md", flush=True)
     if failed:
         errors = "\n".join(f"  {task}: {error}" for task, error in failed.items())
         sys.exit(f"{len(failed)} tasks failed:\n{errors}\nRun the same command again: it repeats only these.")

@@ -41,9 +41,19 @@ def write_rows(file: Path, **columns) -> None:
 
 
 def run_local(local: Path, model: str, output: Path, *flags: str) -> dict:
-    """Evaluate on the tasks of a folder; the models in the report."""
+    """Evaluate on the tasks of a folder; the results of all models in the output folder, by model and task."""
     run_mteb.main(["--model", model, "--local_tasks", str(local / "tasks.yaml"), "--output_dir", str(output), *flags])
-    return json.loads((output / "report.json").read_text())["models"]
+    return results_of(output)
+
+
+def results_of(output: Path) -> dict:
+    """What a report compares: type, metric and score, by model and task."""
+    results = {}
+    for file in sorted(output.glob("*/*.json")):
+        result = json.loads(file.read_text())
+        found = {name: result[name] for name in ("type", "metric", "score")}
+        results.setdefault(file.parent.name, {})[result["task"]] = found
+    return results
 
 
 def record_prompts(monkeypatch) -> list[tuple[str | None, str]]:

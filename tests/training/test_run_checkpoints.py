@@ -10,6 +10,7 @@ from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.training.run_checkpoints import (
     COMPLETE,
     Progress,
+    check_alone,
     delete_old,
     mark_complete,
     newest_checkpoint,
@@ -52,3 +53,5 @@ def test_processes_that_do_not_know_of_each_other_train_nothing(tmp_path, monkey
     alone = SimpleNamespace(world_size=1, process_index=0, device=torch.device("cpu"), output_dir=str(tmp_path / "run"))
     with pytest.raises(RuntimeError, match="ACCELERATE_USE_CPU"):
         training_folder(alone, "a recipe", (), {})
+    with pytest.raises(ValueError, match="2 processes"):
+        check_alone(alone)

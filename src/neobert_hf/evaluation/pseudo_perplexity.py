@@ -119,11 +119,13 @@ def choose_positions(
 
 def read_documents(
     settings: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[int, str, int]]:
-    """The row, the text and the number of tokens of each document that is to be scored at any length.
+) -> dict[int | None, list[MaskableText]]:
+    """The documents to score at each of `lengths`: those that are as long, cut to it. At None all, cut to `max_length`.
+
+    Short ones come first.
 
     Raises:
-        ValueError: if no document is long enough.
+        ValueError: if no document is long enough, or a document has nothing to mask.
     """
     documents, longest = [], 0
     stream = stream_text(settings.source, settings.text_column, settings.split, settings.subset)
@@ -134,36 +136,26 @@ def read_documents(
             documents.append((row, text, tokens))
         if len(documents) == settings.max_documents:
             break
-    for wanted in sorted(max(settings.min_tokens, length) for length in settings.lengths or [0]):
-        if longest < wanted or not documents:
-            found = f"the longest read has {longest:,}"
-            raise ValueError(f"No document of {settings.source!r} has {wanted:,} tokens; {found}.")
-    return documents
-
-
-def cut_documents(
-    documents: list[tuple[int, str, int]],
-    settings: PseudoPerplexityArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    length: int | None,
-) -> list[MaskableText]:
-    """The documents of at least `length` tokens, cut to it; if it is None, all, cut to `max_length`. Short ones first.
-
-    Raises:
-        ValueError: if a document has nothing to mask.
-    """
-    cut, texts = length or settings.max_length, []
-    for row, document, tokens in documents:
-        if tokens < (length or 0):
-            continue
-        ids = tokenizer(document, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"]
-        texts.append(choose_positions(row, ids, tokenizer.all_special_ids, settings.sample))
-        if not len(texts[-1].positions):
-            raise ValueError(
-                f"Row {row:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
-                "remove it, or leave short documents out with `min_tokens`."
-            )
-    return sorted(texts, key=lambda text: (len(text.ids), text.document))
+    found: dict[int | None, list[MaskableText]] = {}
+    for length in sorted(settings.lengths) or [None]:
+        if longest < (wanted := max(settings.min_tokens, length or 0)) or not documents:
+            reason = f"the longest read has {longest:,}"
+            raise ValueError(f"No document of {settings.source!r} has {wanted:,} tokens; {reason}.")
+        cut = length or settings.max_length
+        found[length] = []
+        for row, text, tokens in documents:
+            if tokens < (length or 0):
+                continue
+            ids = tokenizer(text, truncation=cut is not None, max_length=cut, verbose=False)["input_ids"]
+            chosen = choose_positions(row, ids, tokenizer.all_special_ids, settings.sample)
+            if not len(chosen.positions):
+                raise ValueError(
+                    f"Row {row:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
+                    "remove it, or leave short documents out with `min_tokens`."
+                )
+            found[length].append(chosen)
+        found[length].sort(key=lambda text: (len(text.ids), text.document))
+    return found
 
 
 def masked_batches(
@@ -286,29 +278,33 @@ def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
     """
     names = ("dtype", "max_length", "min_tokens", "max_documents", "sample")
     shared = {name: getattr(settings, name) for name in names}
-    scores = []
+    rows = []
     for name, path in settings.paths.items():
         tokenizer, weights = tokenizer_of(path), model_fingerprint(path)
-        lengths = sorted(settings.lengths) or [None]
-        documents = read_documents(settings, tokenizer)
-        by_length = {length: cut_documents(documents, settings, tokenizer, length) for length in lengths}
+        by_length = read_documents(settings, tokenizer)
         for rope in settings.rope:
-            model = load_model(path, rope, settings)
+            model = None
             # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the longest
             # sequence so far: only so are they right for models other than NeoBERT.
             for cut, texts in by_length.items():
                 file = Path(settings.output_dir, name, rope.replace(":", "_"), f"{cut or 'whole'}.jsonl")
                 masked = [part for text in texts for part in ([text.document], text.ids, text.positions)]
                 identity = shared | {"model": weights, "documents": fingerprint(*masked)}
-                losses = complete_losses(file, identity, texts, model, tokenizer.mask_token_id, settings.batch_tokens)
-                scores += scores_of(texts, losses, {"model": name, "rope": rope, "cut": cut})
-    return scores
+                losses = stored_losses(file, identity)
+                if len(losses) < sum(len(text.positions) for text in texts):
+                    model = model or load_model(path, rope, settings)
+                    losses += add_losses(file, identity, texts, len(losses), model, tokenizer, settings.batch_tokens)
+                left = iter(losses)
+                for text in texts:
+                    mean = float(np.mean(list(islice(left, len(text.positions)))))
+                    row = {"model": name, "rope": rope, "cut": cut, "document": text.document}
+                    row |= {"tokens": len(text.ids), "positions": len(text.positions)}
+                    rows.append(row | {"mean_loss": mean, "pseudo_perplexity": math.exp(mean)})
+    return rows
 
 
-def complete_losses(
-    file: Path, settings: dict, texts: list[MaskableText], model: PreTrainedModel, mask_id: int, batch_tokens: int
-) -> list[float]:
-    """The losses of all texts in the order of `masked_batches`: those in a file, then the rest, which are added to it.
+def stored_losses(file: Path, settings: dict) -> list[float]:
+    """The losses in a file, in the order of `masked_batches`; none if there is no file.
 
     The first line of the file holds the settings, every other line a batch. An incomplete last line, left by a killed
     process, is cut off.
@@ -317,18 +313,33 @@ def complete_losses(
         SettingsMismatch: if the file is of other settings.
     """
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(settings) + "\n")
+        return []
     *lines, _ = file.read_bytes().split(b"\n")
     stored, *batches = map(json.loads, lines)
     check_same_settings(file, stored, settings, ADVICE)
     os.truncate(file, sum(len(line) + 1 for line in lines))
-    losses = [loss for batch in batches for loss in batch]
+    return [loss for batch in batches for loss in batch]
+
+
+def add_losses(
+    file: Path,
+    settings: dict,
+    texts: list[MaskableText],
+    done: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_tokens: int,
+) -> list[float]:
+    """Compute all losses but the first `done`, and add them to the file batch by batch."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(settings) + "\n")
+    losses = []
     positions = sum(len(text.positions) for text in texts)
     # Unbuffered: each batch is stored by one write.
-    with open(file, "ab", buffering=0) as handle, tqdm(initial=len(losses), total=positions, unit="token") as progress:
-        for batch in masked_batches(texts, batch_tokens, len(losses)):
-            found = masked_losses(model, batch, mask_id)
+    with open(file, "ab", buffering=0) as handle, tqdm(initial=done, total=positions, unit="token") as progress:
+        for batch in masked_batches(texts, batch_tokens, done):
+            found = masked_losses(model, batch, tokenizer.mask_token_id)
             handle.write(json.dumps(found).encode() + b"\n")
             losses += found
             progress.update(len(found))
@@ -336,16 +347,6 @@ def complete_losses(
 
 
 # The report.
-
-
-def scores_of(texts: list[MaskableText], losses: list[float], names: dict) -> list[dict]:
-    """A row for each document, from the losses of all of them in the order of `masked_batches`."""
-    rows, left = [], iter(losses)
-    for text in texts:
-        mean = float(np.mean(list(islice(left, len(text.positions)))))
-        row = names | {"document": text.document, "tokens": len(text.ids), "positions": len(text.positions)}
-        rows.append(row | {"mean_loss": mean, "pseudo_perplexity": math.exp(mean)})
-    return rows
 
 
 # By model and RoPE setting, then by length: the number of documents and their pseudo-perplexity.

@@ -1,9 +1,6 @@
-"""What all evaluations share: a model's name, the advice on results of something else, the note on different data."""
+"""What all evaluations share: the name of a model, and the advice on results of something else."""
 
-import json
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from neobert_hf.common.paths import check_file_name
 
@@ -28,17 +25,3 @@ def name_of_model(name: str | None, model: str) -> str:
         parts = path.resolve().parts if path.exists() else path.parts
         name = parts[-2] if parts[-1:] == ("model",) and len(parts) > 1 else parts[-1]
     return check_file_name(name, "`name` of the model")
-
-
-def note_on_data(read: list[tuple[str, Any]]) -> list[str]:
-    """A line for a report that names the tasks in which models got different data; none if there is no such task.
-
-    Args:
-        read: for every result that the report compares, its task and a value that identifies its data.
-    """
-    data = defaultdict(set)
-    for task, identity in read:
-        data[task].add(json.dumps(identity, sort_keys=True))
-    if differing := [task for task, found in data.items() if len(found) > 1]:
-        return [f"Not all models got the same data for {', '.join(differing)}: do not compare them on these.", ""]
-    return []

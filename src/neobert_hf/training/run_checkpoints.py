@@ -53,10 +53,9 @@ def training_folder(
 
 def check_alone(arguments: TrainingArguments) -> None:
     """Refuse several processes, for recipes that run in a single one."""
-    if arguments.world_size > 1:
-        raise ValueError(
-            f"{arguments.world_size} processes were started, but this recipe runs in one: start it with `python`."
-        )
+    # Without a GPU for each, Accelerate lets each process believe that it is alone.
+    if (started := max(arguments.world_size, int(os.environ.get("WORLD_SIZE", 1)))) > 1:
+        raise ValueError(f"{started} processes were started, but this recipe runs in one: start it with `python`.")
 
 
 class CheckpointError(RuntimeError):

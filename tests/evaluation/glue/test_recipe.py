@@ -3,7 +3,6 @@
 import json
 import shutil
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +15,11 @@ from transformers import AutoConfig
 from neobert_hf.common.fingerprints import SettingsMismatch, model_fingerprint
 from neobert_hf.evaluation.glue import recipe
 from neobert_hf.evaluation.glue.recipe import GlueSettings, load_classifier
-from neobert_hf.evaluation.glue.report import read_published, summarize, write_report
+from neobert_hf.evaluation.glue.report import best_runs, read_published, score_cell, write_report
 from neobert_hf.training.run_checkpoints import CheckpointError
 from tests.helpers.examples import load_example
 from tests.helpers.glue_runs import GRID, TASKS, best_of, model_folder, predictions_of, results_of, save_encoder
 from tests.helpers.models import ROOT
-from tests.helpers.other_encoders import save_other_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
 
 
@@ -72,46 +70,59 @@ def test_transfer_takes_the_best_backbone_and_a_new_head(finished, flags, encode
     assert best_of(tmp_path, "stsb")["start"] == print_of_encoder
 
 
-def test_the_report_has_the_papers_columns_and_rows(finished):
-    text, content = (finished / "report.md").read_text(), json.loads((finished / "report.json").read_text())
-    lines = text.splitlines()
+def test_the_report_has_the_papers_columns_and_rows_and_the_gains_of_ablations(finished, tmp_path):
+    lines = (finished / "report.md").read_text().splitlines()
     # Only what was run.
     assert lines[2] == "| Model | MNLI | SST | STS | Avg. |"
     assert "| NeoBERT 4096 (paper) | 89.0 | 95.6 | 91.8 | 92.1 |" in lines
-    tasks, results = content["models"]["small"], results_of(finished)
-    for task, entry in tasks.items():
-        scores = [100 * result["score"] for result in results.values() if result["task"] == task]
-        assert entry["score"] == pytest.approx(statistics.mean(scores), abs=1e-9) and entry["seeds"] == 2
-        assert entry["std"] == pytest.approx(statistics.stdev(scores), abs=1e-9)
-    cells = [f"{tasks[task]['score']:.1f} ± {tasks[task]['std']:.1f}" for task in ("mnli", "sst2", "stsb")]
-    average = statistics.mean(tasks[task]["score"] for task in tasks)
+    scores = {task: [] for task in ("mnli", "sst2", "stsb")}
+    for result in results_of(finished).values():
+        scores[result["task"]].append(100 * result["score"])
+    cells = [f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}" for found in scores.values()]
+    average = statistics.mean(map(statistics.mean, scores.values()))
     assert f"| **small** | {' | '.join(cells)} | {average:.1f} |" in lines
-
-
-def test_the_report_has_the_gain_of_an_ablation_and_says_which_tasks_had_other_data(finished, tmp_path):
     for name in ("m1", "m2"):
         shutil.copytree(finished / "small", tmp_path / name)
     for file in (tmp_path / "m2").glob("*/*.json"):
-        content = json.loads(file.read_text())
-        if content["task"] == "stsb":
-            content["settings"]["data"]["train"] = "other"
-        file.write_text(json.dumps(content | {"score": 0.9 * content["score"]}))
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {"score": 0.9 * result["score"]}))
     text = write_report(tmp_path, read_published(str(ROOT / "configs/glue/figure1.yaml")))
     assert "| **m2** over m1 | -10.0% | +3.6% | 3 |" in text and "| **m3**" not in text
-    assert "same data for stsb: do not compare them on these." in text
 
 
 def test_the_best_point_of_a_grid_is_that_of_the_best_mean():
-    """Not that of the best seed."""
-    runs = [(1e-5, 0.7), (1e-5, 0.9), (1e-4, 0.5), (1e-4, 1.0)]
-    results = [
-        {"hyperparameters": {"batch_size": 8, "learning_rate": rate, "weight_decay": 0.0}, "score": score}
-        | {"metrics": {"accuracy": score}, "settings": {"data": {}}}
-        for rate, score in runs
-    ]
-    found = summarize(results)
-    assert (found["hyperparameters"], found["score"]) == ("bs8_lr1e-05_wd0", pytest.approx(80))
-    assert (found["seeds"], found["runs"], found["metrics"]) == (2, 4, {"accuracy": pytest.approx(80)})
+    """Not that of the best seed, nor one with which a seed has no score."""
+    points = {"a": [0.7, 0.9], "b": [0.5, 1.0], "c": [1.0, None]}
+    results = [{"hyperparameters": point, "score": score} for point, scores in points.items() for score in scores]
+    best = best_runs(results)
+    assert [run["hyperparameters"] for run in best] == ["a", "a"] and score_cell(best) == "80.0 ± 14.1"
+    assert best_runs(results[4:]) == []
+
+
+def test_a_point_that_diverges_does_not_end_the_grid(flags, tmp_path, monkeypatch):
+    """It has the score of its evaluations until then, or none, and is not trained again."""
+    grid = GRID | {"batch_sizes": "8", "learning_rates": "0.003 1e30", "max_steps": 30}
+    score, calls = recipe.score_splits, []
+
+    def diverge_once(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise FloatingPointError("not finite")
+        return score(*args, **kwargs)
+
+    monkeypatch.setattr(recipe, "score_splits", diverge_once)
+    run_glue.main(flags(tmp_path, **grid))
+    later, never = results_of(tmp_path).values()
+    assert later["best_step"] == 10 and "step 20: not finite" in later["diverged"]
+    assert later["score"] == later["evaluations"][0]["score"] and len(later["evaluations"]) == 1
+    assert never["score"] is None and "nan" in never["diverged"] and not never["evaluations"]
+    assert list((tmp_path / "small").rglob("*.safetensors")) == [model_folder(tmp_path, "sst2") / "model.safetensors"]
+    assert "| 1 of 2, 2 diverged |" in (tmp_path / "report.md").read_text()
+    monkeypatch.setattr(recipe, "FineTuningTrainer", lambda *args, **kwargs: pytest.fail("trained again"))
+    run_glue.main(flags(tmp_path, **grid))
+    # If there is nothing else, the table says so.
+    (tmp_path / "small" / f"{later['run']}.json").unlink()
+    assert "| small | sst2 | failed |" in write_report(tmp_path, None)
 
 
 def test_a_task_of_ones_own(flags, data_dir, tmp_path):
@@ -126,80 +137,16 @@ def test_a_task_of_ones_own(flags, data_dir, tmp_path):
     assert "| small | mine |" in report and "| **small** |" not in report and "(paper)" not in report
 
 
-def test_an_encoder_whose_files_have_other_names_than_its_modules(flags, tokenizer, tmp_path):
-    save_other_encoder("gte", tmp_path / "gte", tokenizer)
-    run_glue.main(flags(tmp_path, model=tmp_path / "gte", classifier_dropout=0.25, max_steps=2))
-    trained = model_folder(tmp_path, "sst2")
-    stored = load_file(trained / "model.safetensors")
-    settings = GlueSettings(str(tmp_path / "gte"), ["mnli"], "unused", classifier_dropout=0.25)
-    model, _ = load_classifier(settings, TASKS["mnli"], trained)
-    model.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    backbone = {key: weight for key, weight in again.items() if key.startswith(f"{model.base_model_prefix}.")}
-    assert len(backbone) > 10 and all(torch.equal(weight, stored[key]) for key, weight in backbone.items())
-    assert [key for key, module in model.named_modules() if getattr(module, "p", 0) == 0.25] == ["dropout"]
-
-
-# Interrupted, started again, divided among processes: the results are the same.
-
-
-def assert_same_best_model(first: Path, second: Path) -> None:
-    first, second = (load_file(model_folder(folder, "sst2") / "model.safetensors") for folder in (first, second))
-    assert first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-
-
-def test_patience_survives_an_interruption(flags, tmp_path):
-    """Nothing is learned, so that the first evaluation stays the best."""
+def test_an_interrupted_run_and_its_patience_go_on_elsewhere(flags, encoder, tmp_path):
+    """Nothing is learned, so that the first evaluation stays the best. The model has moved."""
     still = {"learning_rate": 1e-12, "eval_steps": None, "early_stopping_patience": 3, "num_train_epochs": 10}
     run_glue.main(flags(tmp_path / "whole", **still))
     (result,) = results_of(tmp_path / "whole").values()
     assert result["best_step"] == 2 and [entry["step"] for entry in result["evaluations"]] == [2, 4, 6, 8]
     with interrupted_behind("checkpoint-6"):
         run_glue.main(flags(tmp_path / "run", **still))
-    run_glue.main(flags(tmp_path / "run", **still))
+    run_glue.main(flags(tmp_path / "run", model=shutil.copytree(encoder, tmp_path / "moved"), **still))
     assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
-
-
-def test_a_run_interrupted_in_its_second_epoch_reads_the_other_rows_of_it(flags, encoder, tmp_path):
-    """20 steps are an epoch. The model has moved."""
-    run_glue.main(flags(tmp_path / "whole"))
-    with interrupted_behind("checkpoint-30"):
-        run_glue.main(flags(tmp_path / "run"))
-    run_glue.main(flags(tmp_path / "run", model=shutil.copytree(encoder, tmp_path / "moved")))
-    assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
-    assert_same_best_model(tmp_path / "whole", tmp_path / "run")
-
-
-def run_as(process: int, processes: int, flags: list[str]) -> None:
-    """Run as one of the processes of `accelerate launch`."""
-    with pytest.MonkeyPatch.context() as patch:
-        environment = {"RANK": process, "LOCAL_RANK": process, "WORLD_SIZE": processes, "CUDA_VISIBLE_DEVICES": ""}
-        for name, value in environment.items():
-            patch.setenv(name, str(value))
-        run_glue.main(flags)
-
-
-def test_processes_divide_the_grid(flags, tmp_path):
-    grid = GRID | {"max_steps": 10}
-    run_glue.main(flags(tmp_path / "whole", **grid))
-    for process, number in ((1, 1), (0, 3), (2, 4)):
-        run_as(process, 3, flags(tmp_path / "run", **grid))
-        assert len(results_of(tmp_path / "run")) == number
-    assert results_of(tmp_path / "run") == results_of(tmp_path / "whole")
-    assert_same_best_model(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_task_waits_for_the_runs_of_others_that_it_starts_from(flags, tmp_path, monkeypatch):
-    """The second process has STS-B; here, the first one does MNLI while the second waits."""
-    changes, waits = flags(tmp_path, task="mnli stsb", max_steps=2), []
-
-    def do_the_other(seconds):
-        waits.append(seconds)
-        run_as(0, 2, changes)
-
-    monkeypatch.setattr(recipe.time, "sleep", do_the_other)
-    run_as(1, 2, changes)
-    assert len(waits) == 1 and best_of(tmp_path, "stsb")["start"] == best_of(tmp_path, "mnli")["run"]
 
 
 def test_results_of_the_same_weights_and_data_elsewhere_are_taken(finished, flags, encoder, data_dir, tmp_path):

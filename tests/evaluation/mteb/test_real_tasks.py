@@ -1,14 +1,12 @@
 """Real task objects of MTEB(eng, v1), one of each type, with injected data: nothing is downloaded."""
 
-import json
-
 from datasets import Dataset, DatasetDict
 from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
 from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
-from neobert_hf.evaluation.mteb.report import COLUMNS
+from neobert_hf.evaluation.mteb.report import TASK_TYPES
 from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, record_prompts, run_mteb
 
 
@@ -76,8 +74,9 @@ def test_real_tasks_of_every_type(models, tmp_path, monkeypatch):
     flags = ["--config", str(CONFIGS / "eng_v1.yaml"), "--output_dir", str(tmp_path), "--name", "m"]
     run_mteb.main(["--model", models[0], *flags, "--tasks", *names])
     assert prompts == expected and len(prompts) == 18
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert set(report["means"]["m"]) == {*COLUMNS} and set(report["models"]["m"]) == set(names)
+    report = (tmp_path / "report.md").read_text()
+    (row,) = (line for line in report.splitlines() if line.startswith("| **m** |"))
+    assert row.count("[1]") == len(TASK_TYPES) - 1 and all(f"| {name} |" in report for name in names)
 
     # A part that is finished is not evaluated again.
     (tmp_path / "m" / "CQADupstackRetrieval.json").unlink()
@@ -85,4 +84,4 @@ def test_real_tasks_of_every_type(models, tmp_path, monkeypatch):
     prompts.clear()
     run_mteb.main(["--model", models[0], *flags, "--tasks", *names])
     assert [*prompts] == ["CQADupstackTexRetrieval"]
-    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert (tmp_path / "report.md").read_text() == report

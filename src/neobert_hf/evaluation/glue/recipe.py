@@ -1,16 +1,13 @@
-"""The GLUE recipe (paper, section 5.1 and appendix C): its settings, its runs, and each run from start to result file.
+"""The GLUE recipe (paper, section 5.1 and appendix C): its settings, its runs, and a run from start to result file.
 
 A run is one training on one task with one seed and one set of hyperparameters. The folder of a model has the result of
 each run in `<task>/<run>.json`, written whole when the run is finished, and the model of the best run of each task. A
-run with a result is never repeated. Several processes may write the folder; each knows its runs from its number alone.
-A task that starts from the best model of another task waits until all runs of that one have a result.
+run with a result is never repeated.
 """
 
 import json
-import os
 import shutil
-import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -44,6 +41,8 @@ from neobert_hf.training.run_checkpoints import (
 )
 
 
+# What the paper searches (Table 6).
+HYPERPARAMETERS = ("batch_size", "learning_rate", "weight_decay")
 # Training arguments that belong to a single run, or follow from its batch size.
 RUN_ARGUMENTS = {"per_device_train_batch_size", "learning_rate", "weight_decay", "seed", "max_steps"}
 
@@ -88,31 +87,19 @@ class GlueArguments(FineTuningArguments):
     weight_decay: float | None = field(default=None, metadata={"help": "instead of the task's value"})
 
 
-# The runs.
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """The hyperparameters that the paper searches (Table 6)."""
-
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-
-    def __str__(self) -> str:
-        return f"bs{self.batch_size}_lr{self.learning_rate:g}_wd{self.weight_decay:g}"
-
-
-HYPERPARAMETERS = tuple(each.name for each in fields(Hyperparameters))
-
-
 @dataclass(frozen=True)
 class Run:
     """One training on one task."""
 
     task: str
-    hyperparameters: Hyperparameters
     seed: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+
+    @property
+    def hyperparameters(self) -> str:
+        return f"bs{self.batch_size}_lr{self.learning_rate:g}_wd{self.weight_decay:g}"
 
     @property
     def name(self) -> str:
@@ -123,66 +110,49 @@ class Run:
         arguments = replace(
             shared,
             output_dir=str(folder),
-            per_device_train_batch_size=self.hyperparameters.batch_size,
-            learning_rate=self.hyperparameters.learning_rate,
-            weight_decay=self.hyperparameters.weight_decay,
+            per_device_train_batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
             seed=self.seed,
         )
         return arguments.planned(rows)
 
 
 def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str, GlueTask]) -> list[Run]:
-    """All runs of all processes, in order; small batches first, since they are the slowest.
+    """All runs, in the order of the tasks; small batches first, since they are the slowest.
 
     Raises:
         ValueError: if hyperparameters are missing, or `seed` is given.
     """
     if not settings.seeds or arguments.seed != GlueArguments.seed:
         raise ValueError(f"`seed` is {arguments.seed} and `seeds` {settings.seeds}: give one or more `seeds` only.")
-    # The values to try, by task and by the names of `Hyperparameters`; those of the command line count for all tasks.
-    values = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
+    # The values of each hyperparameter to try, by task. Those of the command line count for all tasks.
     if settings.grid:
-        grid = sorted(settings.batch_sizes), settings.learning_rates, settings.weight_decays
-        values = dict.fromkeys(tasks, dict(zip(HYPERPARAMETERS, grid)))
-    given = arguments.per_device_train_batch_size, arguments.learning_rate, arguments.weight_decay
+        lists = (sorted(settings.batch_sizes), settings.learning_rates, settings.weight_decays)
+        values = dict.fromkeys(tasks, dict(zip(HYPERPARAMETERS, lists)))
+    else:
+        values = read_hyperparameters(settings.hyperparameters) if settings.hyperparameters else {}
+    given = (arguments.per_device_train_batch_size, arguments.learning_rate, arguments.weight_decay)
     given = {name: [value] for name, value in zip(HYPERPARAMETERS, given) if value is not None}
     runs = []
     for task in tasks:
-        lists = values.get(task, {}) | given
-        if missing := [name for name in HYPERPARAMETERS if not lists.get(name)]:
+        to_try = values.get(task, {}) | given
+        if missing := [name for name in HYPERPARAMETERS if not to_try.get(name)]:
             raise ValueError(f"{task} has no {', '.join(missing)}: add it to `hyperparameters`, or give it.")
-        for point in product(*(lists[name] for name in HYPERPARAMETERS)):
-            runs += [Run(task, Hyperparameters(*point), seed) for seed in settings.seeds]
+        for point in product(*(to_try[name] for name in HYPERPARAMETERS)):
+            runs += [Run(task, seed, *point) for seed in settings.seeds]
     return runs
 
 
 def read_hyperparameters(path: str) -> dict[str, dict[str, list[float]]]:
-    """Read a file such as `configs/glue/table6_4096.yaml`: for each task, one value of each of `Hyperparameters`."""
-    found = {}
+    """Read a file such as `configs/glue/table6_4096.yaml`: for each task, one value of each hyperparameter."""
+    values = {}
     for task, entry in read_yaml(path).items():
-        point = read_entry(Hyperparameters, f"{path}, {task}", entry)
+        run = read_entry(Run, f"{path}, {task}", entry, task=task, seed=0)
         # For YAML, 1e-5 is a text.
-        values = point.batch_size, float(point.learning_rate), float(point.weight_decay)
-        found[task] = {name: [value] for name, value in zip(HYPERPARAMETERS, values)}
-    return found
-
-
-def separate_processes() -> tuple[int, int]:
-    """Make each process that `accelerate launch` starts independent, with its own GPU.
-
-    Each takes runs of its own, since fine-tuning with batches of 2 to 32 gains nothing from data parallelism. To be
-    called before anything asks for the GPUs.
-
-    Returns:
-        The number of this process, and how many there are on all machines.
-    """
-    process, local, processes = (
-        int(os.environ.pop(name, default)) for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
-    )
-    if processes > 1:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local] if visible else str(local)
-    return process, processes
+        point = (run.batch_size, float(run.learning_rate), float(run.weight_decay))
+        values[task] = {name: [value] for name, value in zip(HYPERPARAMETERS, point)}
+    return values
 
 
 def read_results(folder: Path, task: str = "*") -> dict[Path, dict]:
@@ -192,11 +162,9 @@ def read_results(folder: Path, task: str = "*") -> dict[Path, dict]:
 
 
 def best_first(folder: Path, task: str) -> list[dict]:
-    """The results of the finished runs of one model on a task, the best first."""
-    return sorted(read_results(folder, task).values(), key=lambda result: -result["score"])
-
-
-# What is trained in a run, and its score.
+    """The results of the finished runs of one model on a task that have a score, the best first."""
+    scored = [result for result in read_results(folder, task).values() if result["score"] is not None]
+    return sorted(scored, key=lambda result: -result["score"])
 
 
 def load_classifier(
@@ -248,12 +216,16 @@ def score_splits(prediction: EvalPrediction, task: GlueTask, rows: dict[str, int
 
 
 class GlueEvaluation:
-    """The runs of one model on all chosen tasks, including those of other processes.
+    """The runs of one model on all chosen tasks.
 
     Args:
         folder: the folder of this model.
-        tasks: the chosen tasks.
-        runs: all runs, of which other processes may do a part.
+        tasks: the chosen tasks, each after the task that it starts from.
+        runs: what `plan_runs` returned.
+
+    Raises:
+        SettingsMismatch: if a result in the folder is of other weights, settings or data.
+        CheckpointError: if a task starts from one that is neither finished nor chosen.
     """
 
     def __init__(
@@ -269,29 +241,18 @@ class GlueEvaluation:
         self.folder = folder
         self.tasks = tasks
         self.runs = runs
+        # All data and earlier results are checked before anything is trained.
         self.weights = model_fingerprint(settings.model)
-        # The rows of each task, and everything that the results of all its runs depend on.
-        self.data: dict[str, DatasetDict] = {}
-        self.shared: dict[str, dict] = {}
-
-    def prepare(self) -> None:
-        """Load the data of all tasks, and check them and earlier results before anything is trained.
-
-        Raises:
-            SettingsMismatch: if a result in the folder is of other weights, settings or data.
-        """
-        for name, task in self.tasks.items():
-            self.data[name] = load_task(task, self.settings.data_dir)
-            self.shared[name] = self._depends_on(task)
-        for file, result in read_results(self.folder).items():
+        self.data = {name: load_task(task, settings.data_dir) for name, task in tasks.items()}
+        self.shared = {name: self._depends_on(task) for name, task in tasks.items()}
+        for file, result in read_results(folder).items():
             # A row of the report is one model, also on the tasks that are not chosen now.
             stored, now = result["settings"], self.shared.get(result["task"])
             if now is None:
                 stored, now = {"model": stored["model"]}, {"model": self.weights}
             check_same_settings(file, stored, now, ADVICE)
-        for name, task in self.tasks.items():
-            unfinished = any(run.task == name and not self._file(run).exists() for run in self.runs)
-            if unfinished and (source := self._source_of(task)) is not None and source not in self.tasks:
+        for run in runs:
+            if (source := self._source_of(run)) not in (None, *tasks) and not self._file(run).exists():
                 self._best_model(source)
 
     def _depends_on(self, task: GlueTask) -> dict:
@@ -299,7 +260,7 @@ class GlueEvaluation:
         return depends_on(
             result_settings(self.arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}),
             model=self.weights,
-            transfer=self._source_of(task) is not None,
+            transfer=self.settings.transfer and task.transfer_from is not None,
             max_length=self.settings.max_length,
             classifier_dropout=self.settings.classifier_dropout,
             early_stopping_patience=self.arguments.early_stopping_patience,
@@ -312,62 +273,75 @@ class GlueEvaluation:
     def _file(self, run: Run) -> Path:
         return self.folder / f"{run.name}.json"
 
-    def _source_of(self, task: GlueTask) -> str | None:
-        """The task whose best model a task starts from."""
-        return task.transfer_from if self.settings.transfer else None
+    def _source_of(self, run: Run) -> str | None:
+        """The task whose best model a run starts from."""
+        return self.tasks[run.task].transfer_from if self.settings.transfer else None
 
     def _best_model(self, task: str) -> tuple[str, Path]:
         """The name of the best run of a task, and the folder of its model."""
         finished = best_first(self.folder, task)
         if not finished:
             raise CheckpointError(
-                f"{self.folder / task} has no result of {task}, from whose best model another task starts: run "
+                f"{self.folder / task} has no score of {task}, from whose best model another task starts: run "
                 f"`--task {task}` first, or set `transfer` to false."
             )
         return finished[0]["run"], self.folder / finished[0]["run"] / "model"
 
     def complete(self, run: Run) -> None:
         """Do what is left of a run: everything, or only tidy up if it already has a result."""
+        # Another command may do other tasks or seeds in the same folder.
         with folder_lock(self.folder / run.name):
             if not self._file(run).exists():
                 self._fine_tune(run)
             for checkpoint in complete_checkpoints(self.folder / run.name):
                 delete_checkpoint(checkpoint)
-            # Only models of finished runs that a better one has beaten: no process waits for them.
+            # Only models of finished runs that a better one has beaten.
             for result in best_first(self.folder, run.task)[1:]:
                 shutil.rmtree(self.folder / result["run"] / "model", ignore_errors=True)
 
     def _fine_tune(self, run: Run) -> None:
-        """Training, the best model, the result."""
-        self._wait_for(self._source_of(self.tasks[run.task]))
+        """Training, the best model, the result.
+
+        A run whose loss, weights or predictions become infinite ends there, and the other runs go on: its result is
+        that of its best evaluation until then, as of any other run, or None if there is none.
+        """
         trainer, resume = self._build_trainer(run)
         steps = f"{trainer.args.max_steps:,} steps on {trainer.args.device}, evaluated every {trainer.args.eval_steps}"
         print(f"{run.name}: {steps}{f', from {resume}' if resume else ''}", flush=True)
-        trainer.train_to_the_end(resume)
-        trainer.save_best(self.folder / run.name / "model")
+        diverged = None
+        try:
+            trainer.train_to_the_end(resume)
+        except FloatingPointError as error:
+            diverged = f"step {trainer.state.global_step:,}: {error}"
+            print(f"{run.name} diverged, {diverged}", flush=True)
         evaluations = trainer.evaluations()
-        (best,) = (each for each in evaluations if each["step"] == trainer.state.best_global_step)
+        best = next((each for each in evaluations if each["step"] == trainer.state.best_global_step), {})
+        if best:
+            trainer.save_best(self.folder / run.name / "model")
         result = asdict(run) | {
             "run": run.name,
-            "score": best["score"],
+            "hyperparameters": run.hyperparameters,
+            "score": best.get("score"),
             "metrics": {name: best[name] for name in best if name not in ("step", "epoch", "loss", "score")},
-            "best_step": best["step"],
+            "best_step": best.get("step"),
+            "diverged": diverged,
             "start": trainer.run_settings["start"],
             "settings": self.shared[run.task],
             "evaluations": evaluations,
         }
         # Written last: it marks the run as finished.
         write_json(self._file(run), result)
-        print(f"{run.name}: {100 * best['score']:.2f} at step {best['step']:,}", flush=True)
+        if best:
+            print(f"{run.name}: {100 * best['score']:.2f} at step {best['step']:,}", flush=True)
 
     def _build_trainer(self, run: Run) -> tuple[FineTuningTrainer, Path | None]:
         """The trainer of a run, and the checkpoint to resume from, if there is one."""
         task, splits, folder = self.tasks[run.task], self.data[run.task], self.folder / run.name
-        identity, backbone = self.weights, None
-        if (source := self._source_of(task)) is not None:
-            identity, backbone = self._best_model(source)
+        start, backbone = self.weights, None
+        if (source := self._source_of(run)) is not None:
+            start, backbone = self._best_model(source)
         arguments = run.arguments(self.arguments, folder, len(splits[task.train]))
-        settings = self.shared[run.task] | asdict(run) | {"start": identity}
+        settings = self.shared[run.task] | asdict(run) | {"start": start}
         set_seed(run.seed)
         resume = newest_checkpoint(folder, settings)
         classifier, tokenizer = load_classifier(self.settings, task, backbone)
@@ -384,12 +358,3 @@ class GlueEvaluation:
             settings=settings,
         )
         return trainer, resume
-
-    def _wait_for(self, task: str | None) -> None:
-        """Wait until all runs of a task have a result, including those of other processes and machines."""
-        said = None
-        while missing := [run.name for run in self.runs if run.task == task and not self._file(run).exists()]:
-            if missing != said:
-                print(f"waiting for {', '.join(missing)}, the runs of other processes", flush=True)
-            said = missing
-            time.sleep(10)

@@ -5,11 +5,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import read_yaml
-from neobert_hf.evaluation.glue.recipe import Hyperparameters, read_results
-from neobert_hf.evaluation.results import note_on_data
+from neobert_hf.data.entries import read_entry
+from neobert_hf.evaluation.glue.recipe import read_results
+
+
+# Results of runs, by model and task.
+Results = dict[str, dict[str, list[dict]]]
 
 
 @dataclass
@@ -30,54 +34,36 @@ class Published:
 
 def read_published(file: str) -> Published:
     """Read a file such as `configs/glue/table3.yaml`."""
-    return Published(**read_yaml(file))
+    return read_entry(Published, file, read_yaml(file))
 
 
-def summarize(results: list[dict]) -> dict:
-    """The best hyperparameters of a task by their mean over seeds, and their scores in percent.
+def best_runs(results: list[dict]) -> list[dict]:
+    """The runs, one for each seed, with the hyperparameters that have the best mean score.
 
-    Returns:
-        `score`, the mean over seeds; `std`, its standard deviation, None for one seed; `seeds`; the mean of each of
-        `metrics`; `hyperparameters`; how many `runs` there were; the fingerprints of the `data`.
+    Hyperparameters with which a run got no score are left out. Empty if this leaves none.
     """
     groups = defaultdict(list)
     for result in results:
-        groups[str(Hyperparameters(**result["hyperparameters"]))].append(result)
-    means = {point: statistics.mean(100 * run["score"] for run in runs) for point, runs in groups.items()}
-    best = max(means, key=means.get)
-    runs = groups[best]
-    return {
-        "score": means[best],
-        "std": statistics.stdev(100 * run["score"] for run in runs) if len(runs) > 1 else None,
-        "seeds": len(runs),
-        "metrics": {name: 100 * statistics.mean(run["metrics"][name] for run in runs) for name in runs[0]["metrics"]},
-        "hyperparameters": best,
-        "runs": len(results),
-        "data": results[0]["settings"]["data"],
-    }
+        groups[result["hyperparameters"]].append(result)
+    scored = [runs for runs in groups.values() if all(run["score"] is not None for run in runs)]
+    return max(scored, key=mean_score, default=[])
 
 
-def collect(folder: Path) -> dict[str, dict[str, dict]]:
-    """What `summarize` returns, by model and task, of all models in a folder."""
-    models = {}
-    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        by_task = defaultdict(list)
-        for result in read_results(model).values():
-            by_task[result["task"]].append(result)
-        if by_task:
-            models[model.name] = {task: summarize(results) for task, results in by_task.items()}
-    return models
+def mean_score(runs: list[dict]) -> float:
+    """The mean over runs in percent."""
+    return statistics.mean(100 * run["score"] for run in runs)
 
 
-def score_cell(summary: dict | None) -> str:
-    if summary is None:
+def score_cell(runs: list[dict]) -> str:
+    if not runs:
         return "-"
-    return f"{summary['score']:.1f}" + ("" if summary["std"] is None else f" ± {summary['std']:.1f}")
+    deviation = f" ± {statistics.stdev(100 * run['score'] for run in runs):.1f}" if len(runs) > 1 else ""
+    return f"{mean_score(runs):.1f}{deviation}"
 
 
-def published_table(models: dict[str, dict], published: Published) -> list[str]:
+def published_table(best: Results, published: Published) -> list[str]:
     """The paper's rows, then your models, on the tasks for which your models have scores; empty if there are none."""
-    columns = [task for task in published.columns if any(task in tasks for tasks in models.values())]
+    columns = [task for task in published.columns if any(tasks.get(task) for tasks in best.values())]
     if not columns:
         return []
     rows = []
@@ -86,10 +72,10 @@ def published_table(models: dict[str, dict], published: Published) -> list[str]:
         # The paper's average is rounded from scores with more digits.
         average = row[-1] if len(columns) == len(published.columns) else statistics.mean(scores)
         rows.append([f"{model} (paper)", *(f"{score:.1f}" for score in (*scores, average))])
-    for model, tasks in models.items():
-        scores = [tasks[task]["score"] for task in columns if task in tasks]
-        average = f"{statistics.mean(scores):.1f}" if len(scores) == len(columns) else "-"
-        rows.append([f"**{model}**", *(score_cell(tasks.get(task)) for task in columns), average])
+    for model, tasks in best.items():
+        found = [tasks.get(task, []) for task in columns]
+        average = f"{statistics.mean(map(mean_score, found)):.1f}" if all(found) else "-"
+        rows.append([f"**{model}**", *map(score_cell, found), average])
     return [
         *markdown_table(["Model", *(published.columns[task] for task in columns), "Avg."], rows),
         "",
@@ -99,39 +85,43 @@ def published_table(models: dict[str, dict], published: Published) -> list[str]:
     ]
 
 
-def gains_table(models: dict[str, dict], published: Published) -> list[str]:
+def gains_table(best: Results, published: Published) -> list[str]:
     """By how many percent the average of each of your models differs from that of another; empty if there are none."""
     rows = []
     for model, entry in published.gains.items():
-        before, after = models.get(entry["over"], {}), models.get(model, {})
-        if common := [task for task in published.columns if task in before and task in after]:
-            old, new = (statistics.mean(tasks[task]["score"] for task in common) for tasks in (before, after))
+        before, after = best.get(entry["over"], {}), best.get(model, {})
+        if common := [task for task in published.columns if before.get(task) and after.get(task)]:
+            old, new = (statistics.mean(mean_score(tasks[task]) for task in common) for tasks in (before, after))
             paper = f"{entry['percent']:+.1f}%" if "percent" in entry else "-"
             rows.append([f"**{model}** over {entry['over']}", f"{100 * (new / old - 1):+.1f}%", paper, len(common)])
     note = ["", "Gains are in percent of the average score of the other model, over the tasks that both have.", ""]
     return [*markdown_table(["Gain", "Yours", "Paper", "Tasks"], rows), *note] if rows else []
 
 
-def details_table(models: dict[str, dict]) -> list[str]:
-    """Every model on every task, with its metrics and hyperparameters."""
-    rows = []
-    for model, tasks in models.items():
-        for task, summary in tasks.items():
-            metrics = ", ".join(f"{name} {value:.2f}" for name, value in summary["metrics"].items())
-            runs = f"{summary['seeds']} of {summary['runs']}"
-            rows.append([model, task, score_cell(summary), metrics, summary["hyperparameters"], runs])
-    return [*markdown_table(["Model", "Task", "Score", "Metrics", "Hyperparameters", "Runs"], rows), ""]
+def details_row(model: str, task: str, results: list[dict]) -> list[str]:
+    """Score, metrics and hyperparameters of a model on a task, and how many runs these are of."""
+    best = best_runs(results)
+    diverged = sum(result["diverged"] is not None for result in results)
+    runs = f"{len(best)} of {len(results)}" + (f", {diverged} diverged" if diverged else "")
+    if not best:
+        return [model, task, "failed", "-", "-", runs]
+    means = {name: 100 * statistics.mean(run["metrics"][name] for run in best) for name in best[0]["metrics"]}
+    metrics = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
+    return [model, task, score_cell(best), metrics, best[0]["hyperparameters"], runs]
 
 
 def write_report(folder: Path, published: Published | None) -> str:
-    """Write `report.md` and `report.json` on all models in a folder; returns the Markdown."""
-    models = collect(folder)
+    """Write `report.md` on all models in a folder; returns the Markdown."""
+    models: Results = defaultdict(lambda: defaultdict(list))
+    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for result in read_results(model).values():
+            models[model.name][result["task"]].append(result)
     lines = ["# GLUE", ""]
     if published is not None:
-        lines += published_table(models, published) + gains_table(models, published)
-    lines += details_table(models)
-    lines += note_on_data([(task, summary["data"]) for tasks in models.values() for task, summary in tasks.items()])
-    text = "\n".join(lines)
+        best = {model: {task: best_runs(runs) for task, runs in tasks.items()} for model, tasks in models.items()}
+        lines += published_table(best, published) + gains_table(best, published)
+    head = ["Model", "Task", "Score", "Metrics", "Hyperparameters", "Runs"]
+    rows = [details_row(model, task, runs) for model, tasks in models.items() for task, runs in tasks.items()]
+    text = "\n".join([*lines, *markdown_table(head, rows), ""])
     write_text(folder / "report.md", text)
-    write_json(folder / "report.json", {"models": models})
     return text

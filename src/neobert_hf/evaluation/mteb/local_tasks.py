@@ -30,6 +30,9 @@ from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
 # An instruction for `query`, which is for all texts of a task without queries, and one for `document`.
 Instruction = dict[str, str]
+
+# How the cells of a column are read; all others are texts.
+READ = {"positive": Row.texts, "negative": Row.texts, "score": Row.number, "label": Row.label}
 # In CSV files, pandas writes booleans in words.
 PAIR_LABELS = {"0": 0, "1": 1, "False": 0, "True": 1}
 
@@ -156,23 +159,13 @@ def _read_table(local: LocalTask, file: str, required: tuple[str, ...]) -> Datas
     table = {column: [] for column in required}
     for row in read_rows(file, list(names.values())):
         for column, name in names.items():
-            table[column].append(_value(row, column, name, local.type))
+            value = READ.get(column, Row.text)(row, name)
+            if column == "label" and local.type == "PairClassification":
+                if value not in PAIR_LABELS:
+                    raise ValueError(f"{row.place}: the label of a pair must be 1 or 0; it is {value!r}. Correct it.")
+                value = PAIR_LABELS[value]
+            table[column].append(value)
     return Dataset.from_dict(table)
-
-
-def _value(row: Row, column: str, name: str, task_type: str) -> Any:
-    if column in ("positive", "negative"):
-        return row.texts(name)
-    if column == "score":
-        return row.number(name)
-    if column == "label":
-        label = row.label(name)
-        if task_type != "PairClassification":
-            return label
-        if label not in PAIR_LABELS:
-            raise ValueError(f"{row.place}: the label of a pair must be 1 or 0; it is {label!r}. Correct it.")
-        return PAIR_LABELS[label]
-    return row.text(name)
 
 
 def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
@@ -188,24 +181,22 @@ def _number_labels(tables: dict[str, Dataset]) -> dict[str, Dataset]:
 
 def _mteb_format(task_type: str, tables: dict[str, Dataset]) -> DatasetDict | dict:
     data = tables["data"]
-    if task_type in ("Retrieval", "Reranking"):
-        return _retrieval_format(tables)
-    if task_type == "Classification":
-        return DatasetDict(train=tables["train"], test=data)
+    if task_type in TYPES_WITH_QUERIES:
+        return _retrieval_format(**tables)
     if task_type == "Clustering":
         # One row is one set to cluster.
-        return DatasetDict(test=Dataset.from_dict({column: [data[column][:]] for column in ("text", "label")}))
-    return DatasetDict(test=data)
+        data = Dataset.from_dict({column: [data[column][:]] for column in ("text", "label")})
+    return DatasetDict({"test": data} | {part: table for part, table in tables.items() if part == "train"})
 
 
-def _retrieval_format(tables: dict[str, Dataset]) -> dict:
+def _retrieval_format(data: Dataset, corpus: Dataset | None = None) -> dict:
     """Give each text an id; rows with the same query become one query, and equal documents one document."""
     queries, documents, relevant, candidates = {}, {}, {}, {}
 
     def document_id(text: str) -> str:
         return documents.setdefault(text, f"d{len(documents)}")
 
-    for row in tables["data"]:
+    for row in data:
         query = queries.setdefault(row["query"], f"q{len(queries)}")
         positives = [row["document"]] if "document" in row else row["positive"]
         relevant.setdefault(query, {}).update({document_id(text): 1 for text in positives})
@@ -213,9 +204,8 @@ def _retrieval_format(tables: dict[str, Dataset]) -> dict:
             negatives = [document_id(text) for text in row["negative"]]
             # A dictionary keeps the order and drops repetitions.
             candidates.setdefault(query, {}).update(dict.fromkeys([*relevant[query], *negatives]))
-    if "corpus" in tables:
-        for text in tables["corpus"]["document"][:]:
-            document_id(text)
+    for text in corpus["document"][:] if corpus is not None else []:
+        document_id(text)
     split = {
         "queries": Dataset.from_list([{"id": number, "text": text} for text, number in queries.items()]),
         "corpus": Dataset.from_list([{"id": number, "text": text, "title": ""} for text, number in documents.items()]),

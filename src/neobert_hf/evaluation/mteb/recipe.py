@@ -184,9 +184,14 @@ class Evaluation:
         self.settings = settings
         self.batch_size = batch_size
 
-    def check(self, tasks: list[AbsTask]) -> None:
-        """Raises:
-        SettingsMismatch: if the folder has a result of other weights or settings.
+    def evaluate(self, tasks: list[AbsTask]) -> dict[str, str]:
+        """Evaluate on the tasks that have no result yet.
+
+        Returns:
+            The error of each task that failed, by its name. The other tasks are still evaluated.
+
+        Raises:
+            SettingsMismatch: if the folder has a result of other weights or settings, before anything is evaluated.
         """
         chosen = {each.metadata.name: each for task in tasks for each in (task, *parts_of(task))}
         for file in self.folder.rglob("*.json"):
@@ -197,17 +202,6 @@ class Evaluation:
                 # A row of the report is one model, also on the tasks that are not evaluated now.
                 stored = {name: stored[name] for name in now}
             check_same_settings(file, stored, now, ADVICE)
-
-    def evaluate(self, tasks: list[AbsTask]) -> dict[str, str]:
-        """Evaluate on the tasks that have no result yet.
-
-        Returns:
-            The error of each task that failed, by its name. The other tasks are still evaluated.
-
-        Raises:
-            SettingsMismatch: see `check`.
-        """
-        self.check(tasks)
         failed = {}
         for task in tqdm(tasks, desc="Tasks", unit="task"):
             try:
@@ -234,8 +228,9 @@ class Evaluation:
         if file.exists():
             return TaskResult.from_dict(json.loads(file.read_text(encoding="utf-8"))["result"])
         if isinstance(task, AbsTaskAggregate):
-            parts = [self._result_of(part, self.folder / "parts") for part in parts_of(task)]
-            result = task.combine_task_results(parts)
+            result = task.combine_task_results(
+                [self._result_of(part, self.folder / "parts") for part in parts_of(task)]
+            )
         else:
             encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
             options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}

@@ -5,10 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import read_yaml
-from neobert_hf.evaluation.results import note_on_data
 
 
 # The task types of MTEB, and their titles in Table 4.
@@ -22,8 +21,8 @@ TASK_TYPES = {
     "Summarization": "Summ.",
 }
 COLUMNS = TASK_TYPES | {"Avg.": "Avg."}
-# By model and task: `type`, `metric`, `score` in percent, and `data`, which identifies the rows.
-Scores = dict[str, dict[str, dict]]
+# The content of result files, by model and task.
+Results = dict[str, dict[str, dict]]
 
 
 def read_published(files: Iterable[str | Path]) -> dict[str, list[float]]:
@@ -31,44 +30,22 @@ def read_published(files: Iterable[str | Path]) -> dict[str, list[float]]:
     return {model: row for file in files for model, row in read_yaml(file).items()}
 
 
-def collect_scores(folder: Path) -> Scores:
-    """The results of all models in a folder (`output_dir`)."""
-    scores: Scores = defaultdict(dict)
-    for file in sorted(folder.glob("*/*.json")):
-        result = json.loads(file.read_text(encoding="utf-8"))
-        scores[file.parent.name][result["task"]] = {
-            "type": result["type"],
-            "metric": result["metric"],
-            "score": 100 * result["score"],
-            "data": result["settings"]["dataset"],
-        }
-    return dict(scores)
-
-
-def means_by_type(scores: dict[str, dict]) -> dict[str, dict]:
-    """The mean score of each column of Table 4, and over how many tasks it is."""
-    columns: dict[str, list[float]] = {}
-    for entry in scores.values():
-        for column in (entry["type"], "Avg."):
-            columns.setdefault(column, []).append(entry["score"])
-    return {column: {"mean": sum(found) / len(found), "tasks": len(found)} for column, found in columns.items()}
-
-
-def table_of_types(means: dict[str, dict], published: dict[str, list[float]], types: dict[str, str]) -> list[str]:
-    """The rows of the paper, then those of your models, and how to read them.
+def table_of_types(models: Results, published: dict[str, list[float]], types: dict[str, str]) -> list[str]:
+    """The rows of the paper, then the means of your models over the tasks of each type, and how to read them.
 
     Args:
-        means: what `means_by_type` returns, by model.
+        models: results on tasks of the benchmark.
         types: the type of each task of the benchmark.
     """
     counts = Counter(types.values()) | {"Avg.": len(types)}
     rows = [[f"{model} (paper)", *(f"{score:.1f}" for score in row)] for model, row in published.items()]
-    for model, columns in means.items():
-        cells = dict.fromkeys(COLUMNS, "-")
-        for column, found in columns.items():
-            number = "" if found["tasks"] == counts[column] else f" [{found['tasks']}]"
-            cells[column] = f"{found['mean']:.1f}{number}"
-        rows.append([f"**{model}**", *cells.values()])
+    for model, results in models.items():
+        cells = []
+        for column in COLUMNS:
+            scores = [100 * each["score"] for each in results.values() if column in (each["type"], "Avg.")]
+            number = "" if len(scores) == counts[column] else f" [{len(scores)}]"
+            cells.append(f"{sum(scores) / len(scores):.1f}{number}" if scores else "-")
+        rows.append([f"**{model}**", *cells])
     head = ["Model", *(f"{title} ({counts[column]})" for column, title in COLUMNS.items())]
     notes = [
         "Scores in percent; in brackets the number of tasks in each mean. A cell with [n] is over n tasks only and "
@@ -79,20 +56,18 @@ def table_of_types(means: dict[str, dict], published: dict[str, list[float]], ty
     return [*markdown_table(head, rows), "", *notes, ""]
 
 
-def table_of_tasks(title: str, scores: Scores) -> list[str]:
+def table_of_tasks(title: str, models: Results) -> list[str]:
     """A row for each task, a column for each model."""
-    tasks = {task: entry for entries in scores.values() for task, entry in entries.items()}
+    tasks = {task: result for results in models.values() for task, result in results.items()}
     rows = []
-    for task, entry in sorted(tasks.items(), key=lambda item: (item[1]["type"], item[0])):
-        cells = [f"{entries[task]['score']:.2f}" if task in entries else "-" for entries in scores.values()]
-        rows.append([task, entry["type"], entry["metric"], *cells])
-    table = markdown_table(["Task", "Type", "Metric", *scores], rows)
-    data = [(task, entry["data"]) for entries in scores.values() for task, entry in entries.items()]
-    return [f"## {title}", "", *table, "", *note_on_data(data)]
+    for task, result in sorted(tasks.items(), key=lambda item: (item[1]["type"], item[0])):
+        cells = [f"{100 * results[task]['score']:.2f}" if task in results else "-" for results in models.values()]
+        rows.append([task, result["type"], result["metric"], *cells])
+    return [f"## {title}", "", *markdown_table(["Task", "Type", "Metric", *models], rows), ""]
 
 
 def write_report(folder: Path, name: str | None, types: dict[str, str], published: dict[str, list[float]]) -> str:
-    """Write `report.md` and `report.json` on all models in a folder; returns the Markdown.
+    """Write `report.md` on all models in a folder; returns the Markdown.
 
     Args:
         folder: `output_dir`, with a folder for each model.
@@ -100,16 +75,13 @@ def write_report(folder: Path, name: str | None, types: dict[str, str], publishe
         types: the type of each of its tasks. All other tasks are local.
         published: rows of the paper.
     """
-    models = collect_scores(folder)
     local, benchmark = defaultdict(dict), defaultdict(dict)
-    for model, entries in models.items():
-        for task, entry in entries.items():
-            (benchmark if task in types else local)[model][task] = entry
-    means = {model: means_by_type(entries) for model, entries in benchmark.items()}
-    lines = ["# MTEB", "", *(table_of_types(means, published, types) if means else [])]
-    for title, scores in (("Local tasks", local), (name, benchmark)):
-        lines += table_of_tasks(title, scores) if scores else []
+    for file in sorted(folder.glob("*/*.json")):
+        models = benchmark if file.stem in types else local
+        models[file.parent.name][file.stem] = json.loads(file.read_text(encoding="utf-8"))
+    lines = ["# MTEB", "", *(table_of_types(benchmark, published, types) if benchmark else [])]
+    for title, models in (("Local tasks", local), (name, benchmark)):
+        lines += table_of_tasks(title, models) if models else []
     text = "\n".join(lines)
     write_text(folder / "report.md", text)
-    write_json(folder / "report.json", {"models": models, "means": means, "published": published})
     return text
