@@ -15,11 +15,12 @@ from functools import partial
 
 import numpy as np
 
+from neobert_hf.common.files import absolute, write_whole
 from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.duplicates import STATES, DuplicateSettings, find_duplicates, keep_rows, runs_of, sign_part
-from neobert_hf.data.parts import absolute, do_parts, plan_parts, read_texts, sizes_of, write_whole
+from neobert_hf.data.parts import do_parts, plan_parts, read_texts, sizes_of
 from neobert_hf.data.preparing import REMOVED
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from neobert_hf.common.files import absolute
 from neobert_hf.common.fingerprints import depends_on, model_fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.data.parts import absolute, do_parts, plan_parts, sizes_of
+from neobert_hf.data.parts import do_parts, plan_parts, sizes_of
 from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 
 

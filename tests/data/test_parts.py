@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import fsspec
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.data.parts import do_parts, join, plan_parts, read_part, read_texts
+from neobert_hf.data.parts import do_parts, join, plan_parts, read_texts, sizes_of
 
 
 SETTINGS = {"column": "text"}
@@ -30,8 +31,8 @@ def corpus(tmp_path) -> list[str]:
 
 
 def upper(part):
-    texts = read_part(part, ["text"])["text"].to_pylist()
-    return pa.table({"text": [text.upper() for text in texts]}), {"rows": len(texts)}
+    texts = [text.upper() for text in read_texts(part, "text")]
+    return pa.table({"text": texts}), {"rows": len(texts)}
 
 
 def upper_or_die(part, mark: str, times: int, number: int = 2):
@@ -87,46 +88,54 @@ def test_sources_and_output_may_be_urls(corpus, tmp_path):
         assert pq.read_table(file)["text"].to_pylist() == EXPECTED[40:50]
 
 
-def test_a_missing_column_and_a_missing_file_are_named(corpus, tmp_path):
-    plan = plan_parts(corpus, 10)
-    with pytest.raises(ValueError, match="a.parquet.*'body'"):
-        read_part(plan[0], ["body"])
-    with pytest.raises(ValueError, match="b.jsonl.*'body'"):
-        read_part(plan[-1], ["body"])
-    (tmp_path / "none").mkdir()
-    for name in ("none*.parquet", "none.parquet", "none"):
-        with pytest.raises(FileNotFoundError, match="none"):
-            plan_parts([str(tmp_path / name)], 10)
+FAULTS = {
+    "a missing column": ("a.parquet", None, "a.parquet, row 0: there is no column 'body'; there are 'text'"),
+    "a row without the column": ("b.jsonl", b'{"body": "x"}\n{"text": "y"}\n', "b.jsonl, row 1 has no column 'body'"),
+    "half a row": ("b.jsonl", b'{"body": "x"}\n\n{', "b.jsonl, row 1: "),
+    "no UTF-8": ("b.jsonl", b'{"body": "x"}\n{"body": "\xff"}', "b.jsonl, row 1: .*UTF-8"),
+    "no object": ("b.jsonl", b'{"body": "x"}\n3', "b.jsonl, row 1: 3 is no row"),
+    "no text": ("b.jsonl", b'{"body": "x"}\n{"body": []}', "b.jsonl, row 1: 'body' holds list"),
+    "half an archive": ("b.jsonl.gz", gzip.compress(b'{"body": "x"}\n' * 100)[:-9], "b.jsonl.gz, row 100: "),
+    "no parquet": ("b.parquet", b"no parquet", "b.parquet: "),
+}
 
 
-@pytest.mark.parametrize(
-    "line, named", [(b"{", "row 1 is not valid"), (b'{"text": "\xff"}', "row 1 is not"), (b"[1]", "row 1 is .1.")]
-)
-def test_a_line_that_is_no_row_is_named(tmp_path, line, named):
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
-    (part,) = plan_parts([str(tmp_path / "a.jsonl")], 10)
-    for read in (read_texts, lambda part, column: read_part(part, [column])):
-        with pytest.raises(ValueError, match=f"a.jsonl, {named}"):
-            read(part, "text")
-
-
-def test_texts_are_texts_or_the_row_is_named(corpus, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": 1}\n{"text": null}\n{"text": []}\n{"body": "a"}\n')
-    plan = plan_parts([str(tmp_path / "a.jsonl")], 1)
-    assert [read_texts(part, "text") for part in plan[:2]] == [["1"], [""]]
-    for part, named in zip(plan[2:], ("row 2: 'text' holds list", "row 3 has no column 'text'")):
-        with pytest.raises(ValueError, match=named):
-            read_texts(part, "text")
-    texts = [text for part in plan_parts(corpus, 6) for text in read_texts(part, "text")]
-    assert [text.upper() for text in texts] == EXPECTED
-
-
-def test_a_broken_file_is_named(tmp_path):
-    whole = gzip.compress(b'{"text": "a"}\n' * 100)
-    for name, content in (("a.jsonl.gz", whole[:-9]), ("b.jsonl.gz", b"no gzip"), ("a.parquet", b"no parquet")):
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_are_named_by_file_and_row(corpus, tmp_path, case):
+    name, content, message = FAULTS[case]
+    if content is not None:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name} cannot be read"):
-            plan_parts([str(tmp_path / name)], 10)
+    with pytest.raises(ValueError, match=message):
+        for part in plan_parts([str(tmp_path / name)], 1):
+            read_texts(part, "body")
+
+
+@pytest.mark.parametrize("name", ["none*.parquet", "none.parquet", "none"])
+def test_a_source_that_is_not_there_is_named(tmp_path, name):
+    (tmp_path / "none").mkdir()
+    for source in (str(tmp_path / name), f"memory://{tmp_path}/{name}/x.parquet"):
+        with pytest.raises(FileNotFoundError, match="none"):
+            plan_parts([source], 10)
+
+
+def test_any_kind_of_source_is_cut(corpus, tmp_path):
+    """Also tables and documents that are read as one, of which a part may be several files."""
+    for kind in ("csv", "txt"):
+        (tmp_path / kind).mkdir()
+    for start in range(0, 50, 10):
+        rows = [text.lower() for text in EXPECTED[start : start + 10]]
+        pd.DataFrame({"text": rows}).to_csv(tmp_path / "csv" / f"{start:02}.csv", index=False)
+        for number, text in enumerate(rows):
+            (tmp_path / "txt" / f"{start + number}.txt").write_text(text)
+    (tmp_path / "array.json").write_text("[" + ", ".join(f'{{"text": "row {n}"}}' for n in range(50)) + "]")
+    for source in ("csv", "csv/*.csv", "array.json", "a.parquet"):
+        plan = plan_parts([str(tmp_path / source)], 20)
+        assert [part.rows for part in plan] == [20, 20, 10]
+        assert [text.upper() for part in plan for text in read_texts(part, "text")] == EXPECTED[:50], source
+        assert sum(sizes_of(plan)) > 0
+    assert sorted(
+        text for part in plan_parts([str(tmp_path / "txt")], 20) for text in read_texts(part, "text")
+    ) == sorted(text.lower() for text in EXPECTED[:50])
 
 
 @pytest.mark.parametrize("skip, most", [(0, 20), (5, None), (20, 40), (60, 5), (80, 3)])
@@ -162,5 +171,5 @@ def test_a_process_that_dies_twice_is_tried_again_and_one_that_dies_always_is_na
     do_parts(plan, work, str(tmp_path / "out"), SETTINGS, workers=2)
     assert texts_in(tmp_path / "out") == EXPECTED
     work = partial(upper_or_die, mark=str(tmp_path / "always"), times=99)
-    with pytest.raises(RuntimeError, match="number=2"):
+    with pytest.raises(RuntimeError, match="Workers died 3 times.*number=2"):
         do_parts(plan, work, str(tmp_path / "dies"), SETTINGS, workers=2)

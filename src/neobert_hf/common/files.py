@@ -10,13 +10,14 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
+from fsspec.core import url_to_fs
 
 
 # The mark of an output folder: `{"recipe": "pretraining"}`. It is written before anything else.
@@ -160,6 +161,21 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         remove(partial)
         raise
+
+
+def absolute(path: str) -> str:
+    """A local path from the root. A URL stays as it is."""
+    return path if "://" in path else os.path.abspath(path)
+
+
+def write_whole(path: str, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file at a path or URL of fsspec, such as `s3://bucket/file`, that is whole or does not exist."""
+    files, path = url_to_fs(path)
+    # Another machine may be writing the same file, if this one was only cut off and taken for dead.
+    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.partial"
+    with files.open(temporary, "wb") as file:
+        write(file)
+    files.mv(temporary, path)
 
 
 def write_text(path: Path, text: str) -> None:

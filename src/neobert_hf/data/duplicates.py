@@ -131,4 +131,5 @@ def keep_rows(part: Part, column: str, states: str, starts: np.ndarray) -> tuple
         file.seek(int(starts[part.number]))
         own = np.frombuffer(file.read(part.rows), dtype=np.uint8)
     counts = {state: int((own == number).sum()) for number, state in enumerate(STATES)}
-    return read_part(part, [column]).filter(pa.array(own == STATES.index(KEPT))), counts
+    texts = [row.text_or_none(column) for row in read_part(part, [column])]
+    return pa.table({column: pa.array(texts, pa.string())}).filter(pa.array(own == STATES.index(KEPT))), counts

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 from typing import Any, Literal
 
 import fsspec
@@ -22,11 +21,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
+from neobert_hf.common.files import absolute
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, tokenizer_fingerprint
 from neobert_hf.data.held_out import is_held_out
-from neobert_hf.data.parts import Part, absolute, cut, do_parts, plan_parts, read_texts
+from neobert_hf.data.parts import Part, do_parts, plan_parts, read_texts
 from neobert_hf.data.shards import TOKENIZER, Manifest, save_tokenizer, write_shard
-from neobert_hf.data.tables import check_local, hub_files, local_files, read_rows
+from neobert_hf.data.tables import local_files
 from neobert_hf.data.tokenizer import with_special_tokens
 
 
@@ -105,7 +105,8 @@ def prepare(settings: PrepareArguments) -> Manifest:
     advice = "Repeat those, choose another `output_dir`, or delete the folder."
     check_same_settings(output, manifest.settings, same, advice)
     if not manifest.finished:
-        plan = plan_documents(settings)
+        rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
+        plan = plan_parts([settings.source], *rows, settings.subset, settings.split)
         if begun is None:
             check_unused(output)
             check_first_documents(plan, tokenizer, settings)
@@ -164,46 +165,12 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def plan_documents(settings: PrepareArguments) -> list[Part]:
-    """The parts of the rows that the settings choose, each of which becomes a shard."""
-    source = settings.source
-    rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
-    if "://" in source:
-        files = [source]
-    elif files := [str(file) for file in local_files(source)]:
-        check_local(source, settings.subset, settings.split)
-        if not is_cut(files[0]):
-            number = sum(1 for _ in read_rows(source, [settings.column]))
-            return cut([(absolute(os.path.expanduser(source)), number)], *rows)
-    else:
-        files = hub_files(source, settings.subset, settings.split)
-        if others := [file for file in files if not is_cut(file)]:
-            raise ValueError(
-                f"{source!r} has {others[0]}, which is neither Parquet nor JSON lines. The Hub converts most datasets: "
-                f"name the files in hf://datasets/{source}@refs/convert/parquet/ as the source."
-            )
-    return plan_parts(files, *rows)
-
-
-def is_cut(file: str) -> bool:
-    """Whether a file is cut into parts. Of others, such as CSV or a folder of texts, the source as a whole is."""
-    return bool({".parquet", ".jsonl", ".json"} & set(Path(file).suffixes))
-
-
-def read_documents(part: Part, settings: PrepareArguments) -> list[str]:
-    """The text of each row of a part, "" where one is missing."""
-    if "://" in part.file or is_cut(part.file):
-        return read_texts(part, settings.column)
-    rows = islice(read_rows(part.file, [settings.column]), part.first_row, part.first_row + part.rows)
-    return [row.text_or_none(settings.column) or "" for row in rows]
-
-
 def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, settings: PrepareArguments) -> None:
     """Refuse text that is one document, has nothing in its column, or is in another language than the tokenizer's."""
     texts = []
     for part in plan:
         if rows := min(part.rows, SAMPLED_DOCUMENTS - len(texts)):
-            texts += read_documents(replace(part, rows=rows), settings)
+            texts += read_texts(replace(part, rows=rows), settings.column)
     if len(texts) < 2:
         raise ValueError(
             f"{settings.source!r} holds {len(texts)} of the documents that are asked for; a corpus needs 2 or more. If "
@@ -249,7 +216,7 @@ def prepare_part(part: Part, settings: PrepareArguments, output: str, vocab_size
     if settings.workers > 1 or settings.ray is not None:
         # One of several workers, each of which uses one core.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    texts, share = read_documents(part, settings), settings.held_out_share
+    texts, share = read_texts(part, settings.column), settings.held_out_share
     if share:
         texts = [text for text in texts if is_held_out(text, share) == (settings.part == "held_out")]
     with fsspec.open(f"{output}/{TOKENIZER}/tokenizer.json") as file:

@@ -28,7 +28,7 @@ from fsspec.core import url_to_fs
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
-from neobert_hf.data.parts import write_whole
+from neobert_hf.common.files import write_whole
 
 
 MANIFEST = "manifest.json"

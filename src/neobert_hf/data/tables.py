@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 import pyarrow as pa
@@ -148,32 +148,43 @@ def list_as_text(cells: Iterable[Any]) -> str | None:
     return filled[0] if found else None
 
 
-# Readers: each yields the cells of the rows of one file, and raises any error; `read_files` adds file and row. A reader
-# may leave out columns that are not asked for.
+# Readers: each yields the cells of the rows of one file, which is a path or a URL, and raises any error; `_number_rows`
+# adds file and row. A reader may leave out columns that are not asked for. Those of JSON and Parquet can begin at a row
+# without parsing the rows before it.
 
 
-def read_lines(file: Path) -> Iterator[str]:
+@contextmanager
+def _open(file: str | Path) -> Iterator[BinaryIO]:
+    with fsspec.open(str(file), "rb", compression="infer") as handle:
+        yield handle
+
+
+def read_lines(file: str | Path) -> Iterator[str]:
     """The lines of a text file in UTF-8, with their ends."""
-    with fsspec.open(str(file), "rb", compression="infer") as lines:
+    with _open(file) as lines:
         for number, line in enumerate(lines):
             yield line.decode("utf-8" if number else "utf-8-sig")
 
 
-def read_json(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    """One row a line, or an array of rows."""
+def _unparsed_json(file: str | Path) -> Iterator[Any]:
+    """The rows of a file of JSON: the lines of one row each as they are, or the items of an array."""
     lines = read_lines(file)
     first = next(lines, "")
     if first.lstrip().startswith("["):
-        rows = json.loads(first + "".join(lines))
-    else:
-        rows = (json.loads(line) for line in chain([first], lines) if line.strip())
-    for row in rows:
+        return iter(json.loads(first + "".join(lines)))
+    return (line for line in chain([first], lines) if line.strip())
+
+
+def read_json(file: str | Path, columns: Sequence[str] | None, first: int = 0) -> Iterator[dict[str, Any]]:
+    """One row a line, or an array of rows; from row `first` on."""
+    for unparsed in islice(_unparsed_json(file), first, None):
+        row = json.loads(unparsed) if isinstance(unparsed, str) else unparsed
         if not isinstance(row, dict):
             raise ValueError(f"{row!r:.60} is no row, which must be an object, {{...}}")
         yield row
 
 
-def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
+def read_csv(file: str | Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
     """The first line names the columns. In `.tsv` files tabs separate cells, and quotes are ordinary text."""
     tabs = _suffix(file) == ".tsv"
     csv.field_size_limit(2**31 - 1)
@@ -191,16 +202,22 @@ def read_csv(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, st
             yield dict(zip(names, row))
 
 
-def read_parquet(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    """Only the columns that are asked for. Labels are given by their names."""
+def read_parquet(file: str | Path, columns: Sequence[str] | None, first: int = 0) -> Iterator[dict[str, Any]]:
+    """Only the columns that are asked for, from row `first` on. Labels are given by their names."""
     # Buffered ahead, all of the file would be in memory at the end.
-    with pq.ParquetFile(file, pre_buffer=False) as table:
+    with _open(file) as handle, pq.ParquetFile(handle, pre_buffer=False) as table:
         schema = table.schema_arrow
         _check_columns(columns, schema.names)
-        yield from _rows_of_batches(table.iter_batches(BATCH, columns=columns), Features.from_arrow_schema(schema))
+        # A group may have a million rows. Those before the first row are not read, and of its own few at a time.
+        groups = list(range(table.num_row_groups))
+        while groups and first >= (size := table.metadata.row_group(groups[0]).num_rows):
+            first -= size
+            groups.pop(0)
+        batches = table.iter_batches(BATCH, groups, columns)
+        yield from _rows_of_batches(batches, Features.from_arrow_schema(schema), first)
 
 
-def read_document(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
+def read_document(file: str | Path, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
     """A plain text file is one row, with its text in `text`. All line ends become \\n."""
     yield {"text": io.StringIO("".join(read_lines(file)), newline=None).read()}
 
@@ -222,12 +239,13 @@ def _check_columns(wanted: Sequence[str] | None, found: Sequence[str]) -> None:
 
 
 def _rows_of_batches(
-    batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]
+    batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any], first: int = 0
 ) -> Iterator[dict[str, Any]]:
     kinds = {column: getattr(kind, "feature", kind) for column, kind in features.items()}
     names = {column: kind.names for column, kind in kinds.items() if isinstance(kind, ClassLabel)}
     for batch in batches:
-        for row in batch.to_pylist():
+        rows, first = batch[first:], max(0, first - len(batch))
+        for row in rows.to_pylist():
             yield row | {column: _class_names(row[column], names[column]) for column in row.keys() & names.keys()}
 
 
@@ -238,7 +256,7 @@ def _class_names(cell: Any, names: list[str]) -> Any:
     return None if cell is None or cell < 0 else names[cell]
 
 
-Reader = Callable[[Path, Sequence[str] | None], Iterator[dict[str, Any]]]
+Reader = Callable[[str | Path, Sequence[str] | None], Iterator[dict[str, Any]]]
 READERS: Mapping[str, Reader] = {
     **{".parquet": read_parquet, ".jsonl": read_json, ".json": read_json, ".csv": read_csv, ".tsv": read_csv},
     **dict.fromkeys((".txt", ".md", ".markdown", ".rst"), read_document),
@@ -306,17 +324,21 @@ def read_files(
         yield from _number_rows(str(file), readers[_suffix(file)](file, columns))
 
 
-def _number_rows(source: str, rows: Iterable[dict[str, Any]]) -> Iterator[Row]:
-    index = 0
+def _number_rows(source: str, rows: Iterable[dict[str, Any]], first: int = 0) -> Iterator[Row]:
+    index = first
     try:
         for cells in rows:
             yield Row(source, index, cells)
             index += 1
-    except (ConnectionError, MemoryError):  # Not the fault of a row.
+    except (ConnectionError, FileNotFoundError, MemoryError):  # Not the fault of a row.
         raise
     except Exception as error:  # Each format and each compression raises its own errors.
-        advice = "Save it as UTF-8 (Excel: CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else "Correct it"
-        raise ValueError(f"{source}, row {index:,}: {error}. {advice}, or leave the file out by a pattern.") from error
+        raise _unreadable(f"{source}, row {index:,}", error) from error
+
+
+def _unreadable(place: str, error: Exception) -> ValueError:
+    advice = "Save it as UTF-8 (Excel: CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else "Correct it"
+    return ValueError(f"{place}: {error}. {advice}, or leave the file out by a pattern.")
 
 
 def stream_text(source: str, column: str, split: str = "train", subset: str | None = None) -> Iterator[str]:
@@ -333,6 +355,33 @@ def stream_text(source: str, column: str, split: str = "train", subset: str | No
     """
     for row in read_rows(source, [column], subset, split, streaming=True):
         yield row.text_or_none(column) or ""
+
+
+def can_begin_anywhere(file: str) -> bool:
+    """Whether the rows of a file can be counted and read from any of them on without parsing those before."""
+    return READERS.get(_suffix(Path(file))) in (read_json, read_parquet)
+
+
+def count_rows(source: str) -> int:
+    """How many rows a local source has, or a file at a path or URL that `can_begin_anywhere`; errors of `read_rows`."""
+    if not can_begin_anywhere(source):
+        return sum(1 for _ in read_rows(source))
+    if _suffix(Path(source)) != ".parquet":
+        return sum(1 for _ in _number_rows(source, _unparsed_json(source)))
+    try:
+        with _open(source) as handle, pq.ParquetFile(handle, pre_buffer=False) as table:
+            return table.metadata.num_rows
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(source, error) from error
+
+
+def read_from(source: str, first: int, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of such a source from row `first` on; errors as of `read_rows`."""
+    if not can_begin_anywhere(source):
+        return islice(read_rows(source, columns), first, None)
+    return _number_rows(source, READERS[_suffix(Path(source))](source, columns, first), first)
 
 
 def hub_files(source: str, subset: str | None = None, split: str = "train") -> list[str]:

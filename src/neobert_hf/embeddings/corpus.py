@@ -54,14 +54,14 @@ def embed_part(part: Part, settings: CorpusSettings) -> tuple[pa.Table, dict[str
         A table with `vector`, a list of float32, beside `id_column` if there is one.
     """
     columns = [settings.column, *([settings.id_column] if settings.id_column else [])]
-    rows = read_part(part, columns)
-    texts = [text or "" for text in rows[settings.column].to_pylist()]
+    rows = list(read_part(part, columns))
+    texts = [row.text_or_none(settings.column) or "" for row in rows]
     model = _model(settings.model, settings.dtype, settings.max_length)
     # Sentence Transformers sorts the texts of a call by length, so a batch has texts of about one length.
     sets = [texts[start : start + settings.sorted_rows] for start in range(0, len(texts), settings.sorted_rows)]
     options = {"batch_size": settings.batch_size, "show_progress_bar": False}
     vectors = np.concatenate([model.encode_document(some, **options) for some in sets])
     check_finite(vectors, texts)
-    table = {settings.id_column: rows[settings.id_column]} if settings.id_column else {}
+    table = {settings.id_column: [row.cell(settings.id_column) for row in rows]} if settings.id_column else {}
     table["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
     return pa.table(table), {"rows": len(texts), "dimensions": vectors.shape[1]}
