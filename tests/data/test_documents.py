@@ -1,13 +1,11 @@
-"""What training reads of prepared folders: few shards open, each checked once, at a URL through copies."""
+"""What training reads of prepared folders: few shards open, and at a URL through copies."""
 
-import multiprocessing
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
-from neobert_hf.data import documents as module
 from neobert_hf.data.documents import KEPT_OPEN, Documents
 from tests.helpers.shards import write_folder
 
@@ -22,14 +20,6 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def checked(monkeypatch) -> list[str]:
-    """The files whose checksums this process computes."""
-    files, original = [], module.file_checksum
-    monkeypatch.setattr(module, "file_checksum", lambda file: files.append(Path(file).name) or original(file))
-    return files
-
-
 @pytest.fixture(params=["disk", "url"])
 def folder(request, tmp_path) -> str:
     local = write_folder(tmp_path / "prepared", ROWS, SIZES)
@@ -40,38 +30,43 @@ def folder(request, tmp_path) -> str:
     return f"memory://{tmp_path.name}"
 
 
-def test_lengths_are_known_without_opening_a_shard(folder, checked):
+def test_lengths_are_known_without_copying_a_shard(folder, cache):
     documents = Documents([folder])
     lengths = [documents.lengths(shard) for shard in range(len(SIZES))]
-    assert np.concatenate(lengths).tolist() == [len(row) for row in ROWS] and checked == []
+    assert np.concatenate(lengths).tolist() == [len(row) for row in ROWS] and not list(cache.rglob("*.arrow"))
 
 
-def read_all(folder: str) -> None:
-    assert [ids.tolist() for ids in Documents([folder])] == ROWS
+def test_a_shard_at_a_url_is_copied_once_when_it_is_first_used(tmp_path, cache):
+    write_folder(tmp_path / "prepared", ROWS, SIZES)
+    fsspec.filesystem("memory").put(str(tmp_path / "prepared"), "/once", recursive=True)
+    documents = Documents(["memory://once"])
+    documents[20]
+    assert len(list((cache / "copies").iterdir())) == 1
+    assert [ids.tolist() for ids in documents] == ROWS
+    # Whoever comes later needs no other copy.
+    fsspec.filesystem("memory").rm("/once/shard-00000.arrow")
+    fsspec.filesystem("memory").touch("/once/shard-00000.arrow")
+    assert [ids.tolist() for ids in Documents(["memory://once"])] == ROWS
 
 
-def test_a_shard_is_checked_once_per_machine_and_when_it_is_first_used(folder, checked):
+def test_a_shard_that_is_not_what_was_prepared_is_named(folder, tmp_path):
+    other = write_folder(tmp_path / "other", [[1, 2]] * 60, SIZES) / "shard-00002.arrow"
+    with fsspec.open(f"{folder}/shard-00002.arrow", "wb") as file:
+        file.write(other.read_bytes())
     documents = Documents([folder])
     documents[20]
-    assert len(checked) == 1
-    read_all(folder)
-    assert len(checked) == len(SIZES)
-    # Another process has not checked them, and need not.
-    if "://" not in folder:
-        process = multiprocessing.get_context("fork").Process(target=read_all, args=(folder,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-    assert len(checked) == len(SIZES)
-
-
-def test_a_shard_that_is_not_what_was_prepared_is_named(folder):
-    with fsspec.open(f"{folder}/shard-00002.arrow", "ab") as file:
-        file.write(b"more")
-    documents = Documents([folder])
-    documents[20]
-    with pytest.raises(ValueError, match="shard-00002.arrow has the checksum"):
+    with pytest.raises(ValueError, match="shard-00002.arrow has 30 documents with 60 tokens"):
         documents[21]
+
+
+def test_half_a_shard_is_named(tmp_path):
+    """As an interrupted copy leaves it."""
+    folder = write_folder(tmp_path / "prepared", ROWS, SIZES)
+    whole = (folder / "shard-00002.arrow").read_bytes()
+    for size in (len(whole) - 700, 100, 0):
+        (folder / "shard-00002.arrow").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="shard-00002.arrow (cannot be read|has 0 documents)"):
+            Documents([folder])[21]
 
 
 def test_few_shards_are_mapped(tmp_path):

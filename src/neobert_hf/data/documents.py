@@ -1,11 +1,9 @@
 """The documents of prepared folders, as training reads them.
 
 Shards are mapped into memory, few at a time. A folder may be a URL (`s3://`, `hf://`): its shards are copied to this
-machine when they are first used, and the copies that were used least recently go when there are too many. The checksum
-of each shard is compared with the manifest once on every machine, however many processes and epochs read it.
-
-Copies, and marks of what was compared, are in the folder that the environment variable `NEOBERT_HF_CACHE` names, or
-else in `neobert_hf` beside the caches of `huggingface_hub`.
+machine when they are first used, and the copies that were used least recently go when there are too many. They are in
+the folder that the environment variable `NEOBERT_HF_CACHE` names, or else in `neobert_hf` beside the caches of
+`huggingface_hub`.
 """
 
 import os
@@ -22,12 +20,12 @@ from fsspec.core import url_to_fs
 from huggingface_hub.constants import HF_HOME
 
 from neobert_hf.common.files import atomic_write
-from neobert_hf.common.fingerprints import file_checksum
 from neobert_hf.data.shards import lengths_name, read_manifest
 
 
 # Linux lets a process map 65,530 files, and RefinedWeb has more shards. Open are those of a few groups.
 KEPT_OPEN = 128
+AGAIN = "copy it again, or prepare the folder again."
 
 
 class DocumentKey(NamedTuple):
@@ -97,36 +95,39 @@ class Documents(torch.utils.data.Dataset):
     def lengths(self, shard: int) -> np.ndarray:
         """Tokens of each uncut document of a shard, int32. The shard itself is not opened."""
         folder, entry = self.shards[shard]
-        name = lengths_name(entry["file"])
-        if "://" not in folder:
-            return np.load(Path(folder, name))
-        with _alone(entry["checksum"]):
-            return np.load(self._copy(f"{folder}/{name}", f"{entry['checksum']}.npy"))
+        return np.load(self._local(folder, lengths_name(entry["file"]), f"{entry['checksum']}.npy"))
 
     @lru_cache(maxsize=KEPT_OPEN)  # noqa: B019  documents live as long as the process
     def _open(self, shard: int) -> pa.ChunkedArray:
         folder, entry = self.shards[shard]
-        url, checksum = f"{folder}/{entry['file']}", entry["checksum"]
-        with _alone(checksum):
-            if "://" in folder:
-                file = self._copy(url, f"{checksum}.arrow", checksum)
-            else:
-                file = Path(url)
-                _check_once(file, checksum)
-            return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()["input_ids"]
+        file = self._local(folder, entry["file"], f"{entry['checksum']}.arrow")
+        try:
+            documents = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()["input_ids"]
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{folder}/{entry['file']} cannot be read ({error}): {AGAIN}") from error
+        found = len(documents), sum(len(chunk.flatten()) for chunk in documents.chunks)
+        if found != (entry["documents"], entry["tokens"]):
+            raise ValueError(
+                f"{folder}/{entry['file']} has {found[0]:,} documents with {found[1]:,} tokens, and in the manifest "
+                f"{entry['documents']:,} with {entry['tokens']:,}: {AGAIN}"
+            )
+        return documents
 
-    def _copy(self, url: str, name: str, checksum: str | None = None) -> Path:
-        """The copy of a file at a URL, which is made if it is not there."""
-        copy = _cache() / "copies" / name
-        if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            files, path = url_to_fs(url)
-            with atomic_write(copy) as partial:
-                files.get_file(path, str(partial))
-                if checksum is not None:
-                    _check(partial, checksum, url)
-            _make_room(copy.parent, self.cache_bytes)
-        os.utime(copy)
+    def _local(self, folder: str, name: str, name_of_copy: str) -> Path:
+        """A file of a folder, or its copy if the folder is a URL, which is made if it is not there."""
+        if "://" not in folder:
+            return Path(folder, name)
+        copy = _cache() / "copies" / name_of_copy
+        # Of the processes of this machine, one copies a file; the others wait for it. There are 16 locks, by the first
+        # digit of the checksum: as many files can be copied at a time.
+        with _lock(name_of_copy[0]):
+            if not copy.exists():
+                copy.parent.mkdir(exist_ok=True)
+                files, path = url_to_fs(f"{folder}/{name}")
+                with atomic_write(copy) as partial:
+                    files.get_file(path, str(partial))
+                _make_room(copy.parent, self.cache_bytes)
+            os.utime(copy)
         return copy
 
 
@@ -137,44 +138,22 @@ def _check_complete(folder: str, names: list[str]) -> None:
     for name in names:
         for wanted in (name, lengths_name(name)):
             if wanted not in found:
-                raise FileNotFoundError(f"{folder}/{wanted} is missing: copy it again, or prepare the folder again.")
+                raise FileNotFoundError(f"{folder}/{wanted} is missing: {AGAIN}")
 
 
 def _cache() -> Path:
     return Path(os.environ.get("NEOBERT_HF_CACHE") or Path(HF_HOME, "neobert_hf")).expanduser()
 
 
-def _alone(checksum: str) -> FileLock:
-    """Of the processes of this machine, one copies and checks a shard; the others wait for it.
-
-    There are 16 locks, by the first digit of the checksum: as many shards can be copied at a time.
-    """
+def _lock(name: str) -> FileLock:
     folder = _cache() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / checksum[0])
-
-
-def _check_once(file: Path, checksum: str) -> None:
-    """Check a shard on a disk, unless this machine has done so since it was written."""
-    state = file.stat()
-    mark = _cache() / "checked" / f"{checksum}-{state.st_ino}-{state.st_mtime_ns}"
-    if not mark.exists():
-        _check(file, checksum, str(file))
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-
-
-def _check(file: Path, checksum: str, name: str) -> None:
-    if (found := file_checksum(file)) != checksum:
-        raise ValueError(
-            f"{name} has the checksum {found}, but {checksum} in the manifest: it is not what prepare_data.py wrote. "
-            "Copy it again, or prepare the folder again."
-        )
+    return FileLock(folder / name)
 
 
 def _make_room(folder: Path, most: int) -> None:
     """Delete the copies that were used least recently, not the newest. Who has mapped one can go on reading it."""
-    with FileLock(folder.parent / "locks" / "room"):
+    with _lock("room"):
         copies = [file for file in folder.iterdir() if not file.name.endswith(".partial")]
         copies = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in copies)
         size = sum(of_copy for _, of_copy, _ in copies)

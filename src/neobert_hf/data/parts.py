@@ -281,9 +281,9 @@ def _on_ray(call: Callable[[Part], None], parts: list[Part], address: str, gpus:
     # A connection that the caller has made stays, and so do its workers.
     keep = ray.is_initialized()
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-    kind = "GPU" if gpus else "CPU"
+    kind, resources = ("GPU", {"num_gpus": 1}) if gpus else ("CPU", {"num_cpus": 1})
     # Ray does a part again whose worker or node died.
-    task = ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=not gpus, num_gpus=int(gpus))(lambda part: call(part))
+    task = ray.remote(max_retries=MOST_DEATHS - 1, **resources)(lambda part: call(part))
     waiting, running = iter(parts), []
     try:
         while True:
