@@ -10,9 +10,9 @@ The pairs are headings with their text, sentences with their paragraph, and neig
 
 from collections import Counter
 
+from neobert_hf.common.files import write_parquet
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.data.stored_rows import store_rows
 from neobert_hf.data.text_pairs import TextPairSettings, make_pairs
 
 
@@ -26,7 +26,7 @@ def main(args: list[str] | None = None) -> None:
     # 3. One file, or one for each part; each file is written completely or not at all
     for part, pairs in parts.items():
         file = settings.file_of(part)
-        store_rows(pairs, file)
+        write_parquet(file, pairs)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
         print(f"{file}: {len(pairs):,} pairs ({kinds})", flush=True)
 

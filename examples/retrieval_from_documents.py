@@ -20,12 +20,12 @@ import run_mteb
 import semantic_search
 import torch
 import yaml
+from datasets import Dataset
 
 from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
@@ -184,7 +184,7 @@ def report(settings: RetrievalArguments, scores: dict[str, float], best: str, mo
         The weight of BM25 that is best for the indexed model; 0 if the model alone is best.
     """
     output = Path(settings.output_dir)
-    train, held_out = (load_rows(output / name) for name in ("pairs.parquet", "pairs_held_out.parquet"))
+    train, held_out = (Dataset.from_parquet(str(output / name)) for name in ("pairs.parquet", "pairs_held_out.parquet"))
     texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
     encoder = PassageEncoder(EmbeddingSettings(model), trust_remote_code=settings.trust_remote_code)
     by_words, by_weight = ndcg_with_words(

@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from datasets import Dataset
 from filelock import FileLock, Timeout
 from fsspec.core import url_to_fs
 
@@ -185,6 +186,13 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_parquet(path: Path, rows: Dataset) -> None:
+    """Write rows that `Dataset.from_parquet` reads; the folder is created if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as partial:
+        rows.to_parquet(partial)
 
 
 def write_png(path: Path, figure: Any) -> None:

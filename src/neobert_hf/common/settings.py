@@ -13,14 +13,19 @@ import json
 import os
 import sys
 from argparse import Action, ArgumentParser
+from dataclasses import MISSING, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 
 from neobert_hf.common.paths import beside_file
+
+
+Entry = TypeVar("Entry")
 
 
 class SettingsParser(HfArgumentParser):
@@ -160,9 +165,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             content = yaml.safe_load(file) or {}
         except yaml.YAMLError as error:
             raise ValueError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; it must hold one `key: value` per line.")
-    return content
+    return check_mapping(str(path), content)
 
 
 def read_extended(path: str) -> list[tuple[str, dict[str, Any]]]:
@@ -172,6 +175,46 @@ def read_extended(path: str) -> list[tuple[str, dict[str, Any]]]:
         return [(path, content)]
     parent = os.path.join(os.path.dirname(path), str(content.pop("extends")))
     return [*read_extended(parent), (path, content)]
+
+
+def read_entry(kind: type[Entry], where: str, entry: Any, **given: Any) -> Entry:
+    """Make an object from the keys of an entry.
+
+    Args:
+        kind: a dataclass, whose fields are the keys; `strict` of `huggingface_hub` checks their types.
+        where: the file and the name of the entry, for messages.
+        entry: what the file holds.
+        given: fields that are no keys.
+
+    Raises:
+        ValueError: naming the place and the key that is unknown, missing or of the wrong type.
+
+    Example:
+
+    ```python
+    >>> read_entry(LocalTask, "tasks.yaml, task Search", {"type": "STS", "data": "pairs.csv"}, name="Search")
+    ```
+    """
+    check_mapping(where, entry)
+    known = [field.name for field in fields(kind) if field.name not in given]
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"{where} has the unknown key {key!r}{nearest(str(key), known)}")
+    needed = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [key for key in needed if key not in entry and key not in given]:
+        raise ValueError(f"{where} lacks {' and '.join(f'`{key}`' for key in missing)}: add it.")
+    try:
+        return kind(**entry, **given)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        # The cause is the first sentence of `strict` without its heading.
+        raise ValueError(f"{where}: {error.__cause__ or error}") from error
+
+
+def check_mapping(where: str, entry: Any) -> dict[str, Any]:
+    """The entry unchanged; ValueError if it holds no keys."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} holds {entry!r:.60}; it must hold one `key: value` per line.")
+    return entry
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -22,9 +22,8 @@ from sklearn.preprocessing import normalize
 from tqdm import tqdm
 from xxhash import xxh3_64_intdigest
 
-from neobert_hf.common.files import remove
+from neobert_hf.common.files import remove, write_parquet
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.data.stored_rows import store_rows
 from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.mining import prompts_of_helper
@@ -60,7 +59,7 @@ def cluster_rows(dataset: PairDataset, settings: ContextualArguments, size: int,
     beside = file.with_suffix(".vectors.arrow")
     vectors = embed_pairs(dataset, settings, beside)
     clusters = find_clusters(vectors, size, seed)
-    store_rows(concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters), file)
+    write_parquet(file, concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters))
     remove(beside)
 
 

@@ -15,8 +15,7 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.dataclasses import strict
 
 from neobert_hf.common.paths import beside_file, check_file_name
-from neobert_hf.common.settings import nearest, read_yaml
-from neobert_hf.data.entries import check_mapping, read_entry
+from neobert_hf.common.settings import check_mapping, nearest, read_entry, read_yaml
 from neobert_hf.data.tables import Row, files_state, is_empty, list_as_text, read_rows
 from neobert_hf.embeddings.prompts import as_prompt
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
+from neobert_hf.common.files import write_parquet
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.data.stored_rows import store_rows
 from neobert_hf.embeddings.arguments import MiningArguments
 from neobert_hf.embeddings.datasets import PairDataset, positives_of_queries
 from neobert_hf.embeddings.models import load_trained_model
@@ -55,7 +55,7 @@ def mine_negatives(dataset: PairDataset, settings: MiningArguments, file: Path) 
     found = positives_of_queries(labelled.filter(lambda row: row["label"] == 0))
     queries = len(set(dataset.rows["query"]))
     print(f"mined: hard negatives for {len(found):,} of {queries:,} queries of {dataset.name}", flush=True)
-    store_rows(dataset.rows.map(lambda row: {"negatives": sorted(found.get(row["query"], ()))}), file)
+    write_parquet(file, dataset.rows.map(lambda row: {"negatives": sorted(found.get(row["query"], ()))}))
 
 
 def prompts_of_helper(who: str, model: SentenceTransformer, dataset: PairDataset) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets import Dataset
 from sentence_transformers.base.evaluation import SequentialEvaluator
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.sentence_transformer.evaluation import (
@@ -23,7 +24,6 @@ from neobert_hf.common.fingerprints import depends_on, fingerprint, model_finger
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.stored_rows import load_rows
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.datasets import (
     PairDataset,
@@ -63,7 +63,7 @@ class Run:
         Args:
             folder: where they are stored, in `output_dir`.
             made_with: what they depend on besides the rows and prompts of the dataset.
-            make: makes them, and stores them in the file that it is given; see `store_rows`.
+            make: makes them, and stores them in the file that it is given; see `write_parquet`.
 
         Raises:
             FileNotFoundError: if training has begun with such rows, and the file is missing.
@@ -77,7 +77,7 @@ class Run:
                         f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
                     )
                 make(file)
-        dataset.rows = load_rows(file)
+        dataset.rows = Dataset.from_parquet(str(file))
         # Loading a model may have drawn random numbers, on which a new head must not depend.
         set_seed(self.arguments.seed)
 

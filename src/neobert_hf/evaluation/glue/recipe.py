@@ -25,9 +25,8 @@ from transformers import (
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, fingerprint, model_fingerprint
-from neobert_hf.common.settings import read_yaml
+from neobert_hf.common.settings import read_entry, read_yaml
 from neobert_hf.common.tokenizers import length_to_cut_at
-from neobert_hf.data.entries import read_entry
 from neobert_hf.evaluation.glue.metrics import ScoreMetric
 from neobert_hf.evaluation.glue.tasks import GlueTask, load_task
 from neobert_hf.evaluation.results import ADVICE
