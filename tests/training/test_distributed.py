@@ -61,7 +61,7 @@ def assert_close(first: Path, second: Path, weights: float, loss: float = 1e-5, 
     for entry, other in zip(log, other_log, strict=True):
         for key in ("loss", "eval_loss", "grad_norm"):
             assert entry.get(key) == pytest.approx(other.get(key), abs=loss)
-        for key in ("tokens_seen", "accuracy", "eval_accuracy", "padding_share", "epoch"):
+        for key in ("tokens_seen", "accuracy", "eval_accuracy", "epoch"):
             assert entry.get(key) == pytest.approx(other.get(key), abs=1e-9)
 
 
@@ -72,26 +72,6 @@ def test_processes_and_accumulation_give_the_same_weights(flags, one_process, tm
         output = training.finish()
         assert f"{processes} x cpu, engine MULTI_CPU; {4 // processes} micro-batches" in output
         assert_close(tmp_path / str(processes), one_process, weights=2e-5)
-
-
-@pytest.mark.slow
-def test_killed_twice_on_two_processes(flags, tmp_path):
-    # Dropout, too: each process restores its own generator.
-    changes = {"dropout": 0.1, "max_steps": 32, "save_steps": 4}
-    start_together(flags(**changes, output_dir=tmp_path / "whole")).finish()
-    folder = tmp_path / "run"
-    for kill in range(2):
-        seen = last_step(folder)
-        training = start_together(flags(**changes))
-        while last_step(folder) < seen + 4 + 4 * kill:
-            training.check_running()
-        training.kill()
-    assert "resuming from" in start_together(flags(**changes)).finish()
-    assert_close(folder, tmp_path / "whole", weights=0.0, loss=0.0)
-
-
-def last_step(folder: Path) -> int:
-    return max((int(path.name.split("-")[1]) for path in complete_checkpoints(folder)), default=0)
 
 
 def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path):
@@ -116,7 +96,8 @@ def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path
     output += process.communicate(timeout=1500)[0]
     assert "Stopped by SIGTERM after step" in output, output[-4000:]
     assert "2 x cpu, engine MULTI_CPU; 2 micro-batches" in output
-    assert last_step(tmp_path / "run") == int(re.search(r"after step (\d+)", output)[1])
+    step = re.search(r"after step (\d+)", output)[1]
+    assert [folder.name for folder in complete_checkpoints(tmp_path / "run")] == [f"checkpoint-{step}"]
 
 
 def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
@@ -154,8 +135,7 @@ def test_fsdp2_in_bf16_is_the_autocast_of_one_process(flags, tmp_path):
     assert_close(tmp_path / "run", tmp_path / "one", weights=1e-4, loss=6e-4, but=1e-3)
 
 
-def test_another_number_of_processes_resumes(flags, one_process, tmp_path):
-    """From 1 process to 2, after the checkpoint before the last one."""
+def test_two_processes_go_on_where_one_stopped(flags, one_process, tmp_path):
     shutil.copytree(one_process, tmp_path / "run")
     shutil.rmtree(complete_checkpoints(tmp_path / "run")[-1])
     shutil.rmtree(tmp_path / "run" / "model")

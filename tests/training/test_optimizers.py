@@ -20,12 +20,11 @@ def test_a_warm_up_beyond_the_end_is_refused():
         build_schedule("linear", build("adamw", torch.nn.Linear(1, 1)), 51, 50)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_every_optimizer_learns(name):
+def test_muon_learns():
     ids, mask = ragged_batch()
     labels = torch.where(mask.bool(), ids, -100)
     model = small_model(NeoBERTForMaskedLM).train()
-    optimizer, losses = build(name, model), []
+    optimizer, losses = build("muon", model), []
     for _ in range(12):
         loss = model(ids, attention_mask=mask, labels=labels).loss
         optimizer.zero_grad()

@@ -36,9 +36,13 @@ def test_resuming_does_not_read_skipped_data(flags, finished, interrupted, tmp_p
     read = []
     original = Documents.__getitems__
     monkeypatch.setattr(Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
-    pretrain.main(flags())
-    assert len(read) == (12 - 6) * 4
-    assert_same_weights(tmp_path / "run", finished)
+    for steps in (12 - 6, 0):
+        # Once it is finished, nothing is trained again, also if the model is gone.
+        shutil.rmtree(tmp_path / "run" / "model", ignore_errors=True)
+        read.clear()
+        pretrain.main(flags())
+        assert len(read) == steps * 4
+        assert_same_weights(tmp_path / "run", finished)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_
 
 @pytest.mark.parametrize("rope", [None, {"rope_type": "yarn", "factor": 2.0}], ids=["as it was", "new"])
 def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_path, rope):
-    """Architecture, rotary positions and rows of the vocabulary; also when the run goes on and its start is gone."""
+    """Architecture, rotary positions and rows of the vocabulary."""
     model = AutoModelForMaskedLM.from_pretrained(finished / "model")
     rows = model.config.vocab_size + 8
     model.resize_token_embeddings(rows)
@@ -121,15 +125,10 @@ def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_pat
         model.config.rope_parameters |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     shutil.copytree(finished / "model", tmp_path / "first" / "model")
     model.save_pretrained(tmp_path / "first" / "model")
-    stage = {"init_from": tmp_path / "first", "max_length": 128, "max_steps": 4, "save_steps": 2}
+    stage = {"init_from": tmp_path / "first", "max_length": 128, "max_steps": 2}
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "dropout")
     stage |= dict.fromkeys((*names, "decoder_init_range", "embedding_init_range"))
-    options = ["--rope_parameters", json.dumps(rope)] if rope else []
-    run([*flags(**stage, output_dir=tmp_path / "whole"), *options])
-    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=2)
-    (tmp_path / "first").rename(tmp_path / "gone")
-    run([*flags(**stage), *options])
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    run([*flags(**stage), *(["--rope_parameters", json.dumps(rope)] if rope else [])])
     config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
     assert all(getattr(config, name) == getattr(model.config, name) for name in names)
     assert config.vocab_size == rows and config.max_length == 128
@@ -173,39 +172,35 @@ def test_processes_draw_dropout_of_their_own(flags, monkeypatch):
     assert seeds == [42, 43]
 
 
-def test_second_stage_from_something_else_is_refused(flags, prepared, tmp_path):
-    run(flags(output_dir=tmp_path / "first", max_steps=2, save_steps=1))
-    with pytest.raises(ValueError, match="`hidden_size` is 64"):
-        pretrain.main(flags(init_from=tmp_path / "first", hidden_size=64))
-    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
-        pretrain.main(flags(init_from=tmp_path / "first" / "model", continue_optimizer=True))
-    with pytest.raises(ValueError, match="needs `init_from`"):
-        pretrain.main(flags(continue_optimizer=True))
-    with pytest.raises(ValueError, match="needs the `optimizer` of .*'adamw', .* this run has 'muon'"):
-        pretrain.main(flags(init_from=tmp_path / "first", continue_optimizer=True, optimizer="muon"))
-    file = tmp_path / "first" / "model" / "tokenizer.json"
+def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
+    first = shutil.copytree(finished, tmp_path / "first")
+    for changes, error, message in (
+        ({"init_from": first, "hidden_size": 64}, ValueError, "`hidden_size` is 64"),
+        ({"init_from": first / "model", "continue_optimizer": True}, CheckpointError, "not a complete checkpoint"),
+        ({"continue_optimizer": True}, ValueError, "needs `init_from`"),
+        ({"init_from": first, "continue_optimizer": True, "optimizer": "muon"}, ValueError, "`optimizer`"),
+        ({"init_from": tmp_path / "nowhere"}, FileNotFoundError, "`init_from` is .*nowhere"),
+    ):
+        with pytest.raises(error, match=message):
+            pretrain.main(flags(**changes, output_dir=tmp_path / "second"))
+    # As if it had been interrupted.
+    shutil.rmtree(first / "checkpoint-12")
+    with pytest.raises(ValueError, match="has reached only step 9 of 12"):
+        pretrain.main(flags(init_from=first, continue_optimizer=True))
+    file = first / "model" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["the"], vocabulary["is"] = vocabulary["is"], vocabulary["the"]
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(ValueError, match="first/model has another tokenizer"):
-        pretrain.main(flags(init_from=tmp_path / "first"))
-    # As if it had been interrupted.
-    shutil.rmtree(tmp_path / "first" / "checkpoint-2")
-    shutil.rmtree(tmp_path / "first" / "model")
-    for name in ("first", "nowhere"):
-        with pytest.raises(FileNotFoundError, match=f"`init_from` is .*{name}"):
-            pretrain.main(flags(init_from=tmp_path / name))
-    with pytest.raises(ValueError, match="has reached only step 1 of 2"):
-        pretrain.main(flags(init_from=tmp_path / "first", continue_optimizer=True))
+        pretrain.main(flags(init_from=first))
 
 
 def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path):
     """Transformers would find no `optimizer.pt` in it and start the optimizer anew."""
     content = json.loads((interrupted / COMPLETE).read_text())
     (interrupted / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
-    message = "checkpoint-6 was written by the engine DeepSpeed, but this run uses plain"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="checkpoint-6 .*DeepSpeed"):
         pretrain.main(flags())
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="checkpoint-6 .*DeepSpeed"):
         pretrain.main(flags(init_from=interrupted, continue_optimizer=True, output_dir=tmp_path / "second"))

@@ -1,5 +1,6 @@
 """Which checkpoints of a run are used, without a training."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ def test_the_newest_whole_checkpoint_is_used(run):
 
 
 def test_old_checkpoints_go_and_a_copy_of_one_stays(run):
-    (run / "checkpoint-3-backup").mkdir()
+    shutil.copytree(run / "checkpoint-3", run / "checkpoint-3-backup")
     delete_old(run, 1, best=3)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-10", "checkpoint-3", "checkpoint-3-backup"]
 

@@ -135,9 +135,10 @@ def hold_out(table: Dataset, share: float, columns: Sequence[str], labels: str |
             left -= counts
             wanted -= 1
     if not 0 < len(held_out) < len(table):
+        of_labels = f" and {len(set(chain(*of_rows))):,} labels" if labels is not None else ""
         raise ValueError(
-            f"{len(table):,} rows with {len(texts):,} different texts are too few to hold out {share:.0%} of them and "
-            "to keep every label in training. Add rows, or give a file for validation as `validation_data`."
+            f"{len(table):,} rows with {len(texts):,} different texts{of_labels} are too few to hold out {share:.0%} "
+            "of them and to keep every label in training. Add rows, or give a file for validation as `validation_data`."
         )
     print(f"{len(held_out):,} of {len(table):,} rows are held out for validation, with all that have the same text.")
     return table.select([row for row in range(len(table)) if row not in held_out]), table.select(sorted(held_out))
@@ -160,7 +161,7 @@ def choose_column(found: list[str], given: str | None, guesses: Sequence[str], s
     for name in guesses:
         if name in lowered:
             return lowered[name]
-    raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(found)}. None has a usual name.")
+    raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(map(repr, found))}. None has a usual name.")
 
 
 def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:

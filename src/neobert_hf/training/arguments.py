@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.utils import is_torch_bf16_gpu_available
 
 
@@ -36,14 +35,14 @@ BF16 = {
 # a list of the settings that do matter would miss the next setting that Transformers adds.
 INCIDENTAL_PREFIXES = ("logging_", "log_", "save_", "hub_", "push_", "eval_", "trackio_", "dataloader_", "ddp_", "do_")
 INCIDENTAL = set(
-    "output_dir report_to run_name project disable_tqdm include_num_input_tokens_seen skip_memory_metrics debug "
-    "per_device_eval_batch_size prediction_loss_only include_for_metrics batch_eval_metrics bf16_full_eval "
-    "fp16_full_eval use_cpu local_rank fsdp fsdp_config deepspeed parallelism_config resume_from_checkpoint "
-    "torch_compile torch_compile_backend torch_compile_mode tf32 torch_empty_cache_steps enable_jit_checkpoint "
-    "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs "
-    "full_determinism use_cache label_names remove_unused_columns ignore_data_skip "
-    "restore_callback_states_from_checkpoint average_tokens_across_devices metric_for_best_model "
-    "greater_is_better".split()
+    "output_dir report_to run_name project disable_tqdm accelerator_config include_num_input_tokens_seen "
+    "skip_memory_metrics debug per_device_eval_batch_size prediction_loss_only include_for_metrics "
+    "batch_eval_metrics bf16_full_eval fp16_full_eval use_cpu local_rank fsdp fsdp_config deepspeed "
+    "parallelism_config resume_from_checkpoint torch_compile torch_compile_backend torch_compile_mode tf32 "
+    "torch_empty_cache_steps enable_jit_checkpoint gradient_checkpointing gradient_checkpointing_kwargs "
+    "activation_checkpointing activation_checkpointing_kwargs full_determinism use_cache label_names "
+    "remove_unused_columns ignore_data_skip restore_callback_states_from_checkpoint average_tokens_across_devices "
+    "metric_for_best_model greater_is_better".split()
 )
 # Settings that are stored even if they have their default, for readers of a checkpoint. Others are stored only if they
 # differ from their default.
@@ -101,11 +100,6 @@ def result_settings(arguments: TrainingArguments, leave_out: set[str] = frozense
         if name in INCIDENTAL or name in leave_out or name.startswith(INCIDENTAL_PREFIXES):
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if isinstance(value, AcceleratorConfig):
-            value, default = value.to_dict(), AcceleratorConfig().to_dict()
-            # Transformers removes this key from the value when it sets up the device.
-            value.pop("use_configured_state", None)
-            default.pop("use_configured_state")
         if name in ALWAYS_STORED or value != default:
             settings[name] = value
     return json.loads(json.dumps(settings, default=str))

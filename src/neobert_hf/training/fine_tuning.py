@@ -110,7 +110,7 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
     early_stopping_patience: int = field(
         default=15, metadata={"help": "stop after this many evaluations without a better score"}
     )
-    eval_steps: float | None = field(
+    eval_steps: int | None = field(
         default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
     )
     seed: int = field(default=0, metadata={"help": "of the new head, the order of the rows and dropout"})
@@ -126,18 +126,14 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
     def planned(self, rows: int) -> "FineTuningArguments":
         """The arguments of a run on `rows` training rows, with its steps, evaluations and checkpoints."""
-        if self.eval_steps is not None and (self.eval_steps < 1 or self.eval_steps % 1):
-            raise ValueError(f"`eval_steps` is {self.eval_steps}; it must be a whole number of steps, 1 or more.")
-        if self.max_steps == 0:
-            raise ValueError("`max_steps` is 0: nothing would be trained. Leave it out to use `num_train_epochs`.")
         batches = -(-rows // self.per_device_train_batch_size)
         steps = -(-batches // self.gradient_accumulation_steps)
         planned = replace(
             self, max_steps=self.max_steps if self.max_steps > 0 else max(1, int(self.num_train_epochs * steps))
         )
         # Set afterwards, since they are refused where a user gives them.
-        every = int(self.eval_steps or max(1, min(500, steps // 10)))
-        planned.eval_steps = planned.save_steps = planned.logging_steps = every
+        planned.eval_steps = self.eval_steps or max(1, min(500, steps // 10))
+        planned.save_steps = planned.logging_steps = planned.eval_steps
         planned.eval_strategy = planned.save_strategy = planned.logging_strategy = IntervalStrategy.STEPS
         planned.do_eval = True
         return planned

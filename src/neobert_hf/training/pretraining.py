@@ -20,12 +20,7 @@ from neobert_hf.data.documents import Documents
 from neobert_hf.data.shards import Manifest, load_tokenizer, read_manifest
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, result_settings
-from neobert_hf.training.run_checkpoints import (
-    CheckpointError,
-    complete_checkpoints,
-    read_progress,
-    step_of,
-)
+from neobert_hf.training.run_checkpoints import complete_checkpoints, read_progress, step_of
 
 
 # Settings of Transformers that must have these values: any other would break what this recipe promises.
@@ -266,22 +261,11 @@ def checkpoint_settings(
         data,
         result_settings(arguments, leave_out={*UNUSED, "num_train_epochs"}),
         leave_out=["cache_gb"],
-        init_from=data.init_from and _fingerprint_of_start(data, Path(arguments.output_dir)),
+        init_from=data.init_from and model_fingerprint(find_source(data)),
         tokenizer=manifests[0].settings["tokenizer"],
         corpus=fingerprint([manifest.shards for manifest in manifests]),
         shares=list(data.train_folders().values()),
     )
-
-
-def _fingerprint_of_start(data: DataArguments, output: Path) -> str:
-    """That of the model that `init_from` names; it may be gone once the run has checkpoints of its own."""
-    try:
-        return model_fingerprint(find_source(data))
-    except (OSError, CheckpointError):
-        for checkpoint in complete_checkpoints(output)[-1:]:
-            if stored := read_progress(checkpoint).settings["init_from"]:
-                return stored
-        raise
 
 
 def plot_curves(log: list[dict], file: Path) -> None:

@@ -7,9 +7,9 @@ Forward, backward, accumulation, engines and logging are those of Transformers.
 import copy
 import math
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -25,17 +25,9 @@ from neobert_hf.training.run_checkpoints import check_engine, read_progress
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-class TokenCounts(NamedTuple):
-    """Sums over micro-batches, from which the logged numbers are computed."""
-
-    real: int = 0
-    padded: int = 0
-    """Tokens including padding."""
-    labels: int = 0
-    correct: int = 0
-    """Labels that were predicted correctly."""
-    squared_lengths: int = 0
-    """Sum over the documents, for the FLOPs of attention."""
+# What is counted in every micro-batch: tokens without padding, labels, those that were predicted correctly, and the sum
+# of the squared lengths of the documents, for the FLOPs of attention.
+COUNTED = ("tokens", "labels", "correct", "squared_lengths")
 
 
 class MLMTrainer(ResumableTrainer):
@@ -76,8 +68,8 @@ class MLMTrainer(ResumableTrainer):
             # float32 and autocast (below), the run matches a single process to 6e-8, as under DDP.
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
         # The counts of this process since they were last collected, and of all processes since the last log.
-        self._own_counts = torch.zeros(len(TokenCounts._fields), dtype=torch.int64, device=args.device)
-        self._window = TokenCounts()
+        self._own_counts = torch.zeros(len(COUNTED), dtype=torch.int64, device=args.device)
+        self._window = Counter()
         self._window_start = time.perf_counter()
 
     def _check_continued_optimizer(self) -> None:
@@ -158,13 +150,12 @@ class MLMTrainer(ResumableTrainer):
             lengths = inputs["attention_mask"].sum(1)
         else:
             lengths = torch.full((ids.shape[0],), ids.shape[1], device=ids.device)
-        counts = TokenCounts(
-            real=(ids != self.processing_class.pad_token_id).sum(),
-            padded=torch.full((), ids.numel(), device=ids.device),
-            labels=torch.full((), len(logits), device=ids.device),
-            correct=(logits.argmax(-1) == labels.flatten()[labelled]).sum(),
-            squared_lengths=(lengths**2).sum(),
-        )
+        counts = [
+            (ids != self.processing_class.pad_token_id).sum(),
+            torch.full((), len(logits), device=ids.device),
+            (logits.argmax(-1) == labels.flatten()[labelled]).sum(),
+            (lengths**2).sum(),
+        ]
         self._own_counts += torch.stack(counts)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -181,25 +172,24 @@ class MLMTrainer(ResumableTrainer):
         """Perplexity, accuracy and speed since the last log; `mfu` on GPUs whose data sheet `flops.py` has."""
         self._collect_counts()
         counts, seconds = self._window, time.perf_counter() - self._window_start
-        self._window, self._window_start = TokenCounts(), time.perf_counter()
+        self._window, self._window_start = Counter(), time.perf_counter()
         found = {
             "perplexity": math.exp(min(loss, 100)),
-            "accuracy": counts.correct / max(counts.labels, 1),
-            "tokens_per_second": counts.real / seconds,
-            "padding_share": 1 - counts.real / max(counts.padded, 1),
+            "accuracy": counts["correct"] / max(counts["labels"], 1),
+            "tokens_per_second": counts["tokens"] / seconds,
             "tokens_seen": self.state.num_input_tokens_seen,
         }
         if self.peak is not None:
-            flops = training_flops(self.architecture, counts.real, counts.squared_lengths, counts.labels)
+            flops = training_flops(self.architecture, counts["tokens"], counts["squared_lengths"], counts["labels"])
             found["mfu"] = flops / seconds / self.args.world_size / self.peak
         return found
 
     def _collect_counts(self) -> None:
-        """Add up the counts of all processes. The total of real tokens is part of the checkpointed state."""
-        counts = TokenCounts(*self.accelerator.reduce(self._own_counts, "sum").tolist())
+        """Add up the counts of all processes. The number of tokens is part of the checkpointed state."""
+        counts = dict(zip(COUNTED, self.accelerator.reduce(self._own_counts, "sum").tolist()))
         self._own_counts.zero_()
-        self._window = TokenCounts(*map(sum, zip(self._window, counts)))
-        self.state.num_input_tokens_seen += counts.real
+        self._window.update(counts)
+        self.state.num_input_tokens_seen += counts["tokens"]
 
     @contextmanager
     def _clock_stopped(self):

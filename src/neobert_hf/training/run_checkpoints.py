@@ -58,23 +58,25 @@ def check_alone(arguments: TrainingArguments) -> None:
         raise ValueError(f"{started} processes were started, but this recipe runs in one: start it with `python`.")
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, is not complete, or does not fit the run."""
+class CheckpointError(Exception):
+    """A checkpoint is incomplete, or of another engine than this run."""
 
 
 @dataclass
 class Progress:
-    """What a checkpoint stores in addition to the Trainer's files.
+    """What `complete.json` holds.
 
-    Args:
-        engine: `plain` (one process or DDP), `FSDP` or `DeepSpeed`: it sets the format of weights and optimizer.
-        settings: every setting that the result depends on, by name.
-        cursor: the position in the data, if the recipe does not let the Trainer skip the rows already seen.
+    Attributes:
+        engine: see `ResumableTrainer`.
+        settings: every setting that the weights depend on.
+        cursor: the position in the training data, if the recipe does not let the Trainer skip the rows already seen.
+        stopped_early: whether training ended here without reaching its last step, since the score got no better.
     """
 
     engine: str
     settings: dict
     cursor: dict
+    stopped_early: bool = False
 
 
 def mark_complete(folder: Path, progress: Progress) -> None:
@@ -87,18 +89,13 @@ def mark_complete(folder: Path, progress: Progress) -> None:
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:
-    """Folders `checkpoint-<step>` that were written completely, oldest first."""
-    return [folder for folder in _checkpoints(output_dir) if (folder / COMPLETE).is_file()]
+    """Folders `checkpoint-<step>` that were written completely, oldest first. Not a user's `checkpoint-6-backup`."""
+    folders = [each for each in output_dir.glob("checkpoint-*") if each.name.removeprefix("checkpoint-").isdigit()]
+    return sorted((folder for folder in folders if (folder / COMPLETE).is_file()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
-
-
-def _checkpoints(output_dir: Path) -> list[Path]:
-    """Folders `checkpoint-<step>`, oldest first. Others, such as a user's `checkpoint-6-backup`, are left out."""
-    folders = output_dir.glob("checkpoint-*")
-    return sorted((folder for folder in folders if folder.name.removeprefix("checkpoint-").isdigit()), key=step_of)
 
 
 def read_progress(folder: Path) -> Progress:
@@ -139,12 +136,10 @@ def newest_checkpoint(output_dir: Path, settings: dict) -> Path | None:
 
 
 def delete_old(output_dir: Path, keep: int | None, best: int | None = None) -> None:
-    """Keep the newest `keep` complete checkpoints and that of step `best`; delete older ones, also incomplete ones."""
-    complete = complete_checkpoints(output_dir)
-    if keep is None or len(complete) <= keep:
-        return
-    for folder in _checkpoints(output_dir):
-        if step_of(folder) < step_of(complete[-keep]) and step_of(folder) != best:
+    """Keep the newest `keep` complete checkpoints, all if None, and that of step `best`."""
+    checkpoints = complete_checkpoints(output_dir)
+    for folder in checkpoints[:-keep] if keep else []:
+        if step_of(folder) != best:
             delete_checkpoint(folder)
 
 

@@ -173,12 +173,7 @@ class ResumableTrainer(Trainer):
 
         A run that stopped early must not go on: a further evaluation might be better.
         """
-        callbacks = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).stateful_callbacks
-        waited = callbacks.get(EarlyStopping.__name__)
-        stopped = waited is not None and (
-            waited["attributes"]["early_stopping_patience_counter"] >= waited["args"]["early_stopping_patience"]
-        )
-        return stopped or step_of(checkpoint) == self.args.max_steps
+        return step_of(checkpoint) == self.args.max_steps or read_progress(checkpoint).stopped_early
 
     def save_whole(self, folder: Path) -> None:
         """Write the model to a temporary folder and rename it, so that `folder` never holds an incomplete model."""
@@ -216,7 +211,9 @@ class ResumableTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
-            mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor()))
+            stops = self.control.should_training_stop and self.stopped_by is None
+            stopped_early = stops and step < self.args.max_steps
+            mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor(), stopped_early))
             delete_old(folder.parent, self.keep, self.state.best_global_step)
 
     def _all_finite(self, model) -> bool:
