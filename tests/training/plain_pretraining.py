@@ -41,33 +41,22 @@ def learning_rate(arguments: PretrainingArguments, step: int) -> float:
     return arguments.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-class PlainAdam:
-    """Adam or AdamW, with a moment for each number of each tensor by name."""
-
-    def __init__(self, arguments: PretrainingArguments, weights: dict[str, torch.Tensor]):
-        self.arguments = arguments
-        self.moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, weights: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor], rate: float) -> None:
-        self.steps += 1
-        beta1, beta2 = self.arguments.adam_beta1, self.arguments.adam_beta2
-        for name, weight in weights.items():
-            first, second = self.moments[name]
-            first.mul_(beta1).add_(gradients[name], alpha=1 - beta1)
-            second.mul_(beta2).add_(gradients[name] ** 2, alpha=1 - beta2)
-            denominator = (second / (1 - beta2**self.steps)).sqrt() + self.arguments.adam_epsilon
-            decayed = weight.ndim > 1 or self.arguments.decay_norms_and_biases
-            decay = self.arguments.weight_decay * weight if decayed else 0
-            weight -= rate * (first / (1 - beta1**self.steps) / denominator + decay)
+def build_adamw(arguments: PretrainingArguments, weights: dict[str, torch.Tensor]) -> torch.optim.AdamW:
+    decays = {True: arguments.weight_decay, False: 0.0}
+    groups = [
+        {"params": [weight], "weight_decay": decays[weight.ndim > 1 or arguments.decay_norms_and_biases]}
+        for weight in weights.values()
+    ]
+    return torch.optim.AdamW(
+        groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon, foreach=False
+    )
 
 
 def plain_pretraining(
     train: MicroBatches, data: DataArguments, arguments: PretrainingArguments, config, weights: dict[str, torch.Tensor]
 ) -> Iterator[PlainStep]:
     """Each step of training `weights`, the tensors of a `NeoBERTForMaskedLM`, which change with it."""
-    optimizer, batches = PlainAdam(arguments, weights), iter(train.sampler)
+    optimizer, batches = build_adamw(arguments, weights), iter(train.sampler)
     micro_batches = data.global_batch_tokens // data.micro_batch_tokens
     for step in range(arguments.max_steps):
         losses = []
@@ -76,14 +65,14 @@ def plain_pretraining(
                 losses.append(masked_losses(weights, config, ids, labels))
         losses = torch.cat(losses)
         loss = losses.sum() / len(losses)
-        gradients = dict(zip(weights, torch.autograd.grad(loss, weights.values(), allow_unused=True)))
-        gradients = {name: torch.zeros_like(weights[name]) if g is None else g for name, g in gradients.items()}
-        norm = sum((gradient**2).sum() for gradient in gradients.values()) ** 0.5
-        if arguments.max_grad_norm:
-            share = min(1.0, arguments.max_grad_norm / (norm.item() + 1e-6))
-            gradients = {name: gradient * share for name, gradient in gradients.items()}
+        gradients = torch.autograd.grad(loss, weights.values(), allow_unused=True)
+        for weight, gradient in zip(weights.values(), gradients):
+            weight.grad = torch.zeros_like(weight) if gradient is None else gradient
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), arguments.max_grad_norm or math.inf)
         rate = learning_rate(arguments, step)
-        optimizer.step(weights, gradients, rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
         yield PlainStep(loss.item(), norm.item(), rate)
 
 

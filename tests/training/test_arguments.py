@@ -35,13 +35,19 @@ def test_what_does_not_change_them_does_not_count():
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"save_only_model": True}, {"optim": "sgd"}],
-    ids=lambda changes: next(iter(changes)),
+    "kind, changes",
+    [
+        (PretrainingArguments, {"save_only_model": True}),
+        (PretrainingArguments, {"optim": "sgd"}),
+        (FineTuningArguments, {"save_steps": 7}),
+        (FineTuningArguments, {"train_sampling_strategy": "group_by_length"}),
+        (FineTuningArguments, {"lora_alpha": 2.0}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_settings_that_would_break_a_promise_are_refused(changes):
+def test_settings_that_would_break_a_promise_are_refused(kind, changes):
     with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
-        PretrainingArguments("runs", use_cpu=True, **changes)
+        kind("runs", use_cpu=True, **changes)
 
 
 @pytest.mark.parametrize("kind", [PretrainingArguments, EmbeddingArguments, FineTuningArguments])

@@ -71,20 +71,6 @@ def test_checkpoints_of_models_whose_files_have_other_names_are_loaded(name, tok
     assert all(torch.equal(weight, trained[key]) for key, weight in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"lora_alpha": 2.0},
-        {"save_steps": 7},
-        {"train_sampling_strategy": "group_by_length"},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_settings_that_are_refused(tmp_path, changes):
-    with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
-        FineTuningArguments(str(tmp_path), use_cpu=True, **changes).planned(80)
-
-
 def test_a_saved_tokenizer_does_not_cut(tokenizer, rows, tmp_path):
     """That of a classifier would cut texts at the length of training wherever the file is read by itself."""
     tokenizer("a b c", truncation=True, max_length=4, padding="max_length")
