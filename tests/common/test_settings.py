@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from neobert_hf.common.settings import parse_config, read_yaml
+from neobert_hf.common.settings import parse_config
 from neobert_hf.training.fine_tuning import FineTuningArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -82,13 +82,6 @@ def test_positional_settings_come_first_and_one_may_be_called_config():
     assert parse_config(Command, args=["a", "--output", "c"], positional=order) == (Command("a", "c"),)
     with pytest.raises(ValueError, match="'c'"):
         parse_config(Command, args=["a", "b", "c"], positional=order)
-
-
-def test_values_of_a_yaml_file_are_plain(tmp_path):
-    (tmp_path / "file.yaml").write_text("a: {b: &base {x: 1}, c: {<<: *base, y: 2}}\n")
-    assert read_yaml(tmp_path / "file.yaml") == {"a": {"b": {"x": 1}, "c": {"x": 1, "y": 2}}}
-    (tmp_path / "empty.yaml").touch()
-    assert read_yaml(tmp_path / "empty.yaml") == {}
 
 
 @dataclass

@@ -5,7 +5,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
@@ -52,20 +51,15 @@ def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch(sampler):
     def rows(epoch, **changes):
         return [key.row for keys in first_epochs(sampler(**changes), 2) for key in keys if key.epoch == epoch]
 
-    def first_shards(epoch):
-        """Shards of the first group of an epoch."""
-        plan = sampler()
-        return frozenset(np.searchsorted(plan.documents.ends, plan._shuffled_group(0, epoch, 0)[0], side="right"))
-
-    assert len({first_shards(epoch) for epoch in range(6)}) > 1
     assert rows(0) == rows(0)
     assert rows(0) != rows(1)
     assert rows(0) != rows(0, seed=1)
     # Within a shard as well as among shards.
     assert rows(0, shards=[1000]) != rows(1, shards=[1000])
     shard_of = np.repeat(range(5), SHARDS)
-    # Two large shards lie in one group: neighbours come from both.
+    # Two large shards lie in one group: neighbours come from both. Other epochs begin with other shards.
     assert any(len(set(shard_of[rows(0)[start : start + 20]])) > 1 for start in (0, 300, 600))
+    assert len({frozenset(shard_of[rows(0, seed=seed)[:100]]) for seed in range(6)}) > 1
 
 
 def test_resuming_from_the_cursor_is_exact(sampler):
@@ -134,17 +128,6 @@ def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
         for row in (0, 7, 499):
             expected = tokenizer(texts[row], truncation=True, max_length=max_length)["input_ids"]
             assert documents[row].tolist() == expected
-
-
-def test_loader_workers_change_nothing(sampler):
-    batches, plan = {}, sampler()
-    for workers in (0, 2):
-        loader = DataLoader(plan.documents, batch_sampler=plan, collate_fn=lambda batch: batch, num_workers=workers)
-        batches[workers] = [
-            [(document["key"], document["input_ids"].tolist()) for document in batch] for batch in islice(loader, 30)
-        ]
-    assert batches[0] == batches[2]
-    assert all(ids == [key.row] * min(LENGTHS[key.row], 128) for batch in batches[0] for key, ids in batch)
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])

@@ -1,6 +1,5 @@
 """Raw text to shards: exact, the same however often it is interrupted, and refused before work where it cannot be."""
 
-import gzip
 import json
 import multiprocessing
 import os
@@ -113,19 +112,6 @@ def test_long_documents_are_counted(tokenizers, tmp_path):
     assert (counts["tokens_1024"], counts["tokens_2048"]) == (4, 2)
 
 
-def test_every_format_gives_the_same_documents(tokenizers, tmp_path):
-    documents = [text + "\n" for text in PARAGRAPHS[:20]]
-    (tmp_path / "txt").mkdir()
-    for number, document in enumerate(documents):
-        (tmp_path / "txt" / f"{number:03}.txt").write_text(document, encoding="utf-8")
-    write_jsonl(tmp_path / "a.jsonl", documents)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
-    pq.write_table(pa.table({"text": pa.array(documents, pa.large_string()), "id": range(20)}), tmp_path / "a.parquet")
-    names = ("txt", "a.jsonl", "b.jsonl.gz", "a.parquet")
-    found = [ids_in(prepare(tmp_path / name, tokenizers["bpe"], tmp_path / f"of {name}")) for name in names]
-    assert len(found[0]) == 20 and all(each == found[0] for each in found)
-
-
 @pytest.mark.parametrize("suffix", ["txt", "parquet"])
 def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizers, tmp_path, killed, suffix):
     """Files that are cut into parts, and a folder that as a whole is."""
@@ -159,16 +145,6 @@ def test_each_row_that_is_chosen_is_held_out_or_trained_on(corpus, tokenizers, t
     assert sorted(ids["whole"]) == sorted(ids["train"] + ids["held_out"]) and 20 < len(ids["held_out"]) < 60
     counts = read_manifest(tmp_path / "train").counts
     assert counts["other_part"] == 200 - counts["documents"] - counts["too_short"] >= len(ids["held_out"])
-
-
-def test_of_a_large_source_a_hundred_rows_are_looked_at_before_work(tokenizers, tmp_path):
-    """The last of them would be refused, had it been read. A share may have no document among them."""
-    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n' * 100 + '{"text": []}\n' + '{"text": "x"}\n' * 50)
-    flags = ("--held_out_share", "0.001", "--part", "held_out")
-    with pytest.raises(ValueError, match="row 100: 'text' holds list"):
-        prepare(tmp_path / "a.jsonl", tokenizers["bpe"], tmp_path / "out", *flags)
-    # Refused by the work, not before it.
-    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_dataset_of_the_hub_is_read_file_by_file(corpus, tokenizers, tmp_path, monkeypatch):

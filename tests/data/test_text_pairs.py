@@ -60,10 +60,10 @@ def test_short_lines_are_titles_where_no_heading_is_marked():
     assert "unmarked_title" not in {kind for kind, *_ in pairs(f"{text}\n\n# A marked heading\n", kinds=kinds)}
 
 
-@pytest.mark.parametrize("beginning, kind", [("", "title"), ("The manual\n\n", "unmarked_title")])
 @pytest.mark.parametrize("line", ["It works.", "Index", "Note:", "A title of " + "very " * 20 + "many words"])
-def test_what_is_no_title(line, beginning, kind):
-    assert pairs(f"{beginning}{line}\n\n{BODY}", kinds=[kind]) == []
+def test_what_is_no_title(line):
+    for beginning, kind in (("", "title"), ("The manual\n\n", "unmarked_title")):
+        assert pairs(f"{beginning}{line}\n\n{BODY}", kinds=[kind]) == []
 
 
 def test_documents_are_held_out_whole(tmp_path):
@@ -93,22 +93,16 @@ def test_documents_are_held_out_whole(tmp_path):
         parts([next(n for n in range(50) if f"How an index{n} works" in found["train"])])
 
 
-def test_a_sentence_is_taken_out_of_its_paragraph():
+def test_sentences_are_taken_out_of_their_paragraphs_and_spans_are_neighbours():
     ((_, query, positive),) = pairs(MORE, kinds=["sentence"])
     assert query in MORE and query not in positive
     assert sorted(f"{query} {positive}".split()) == sorted(MORE.split())
-
-
-def test_spans_are_neighbours_and_do_not_overlap():
     ((_, query, positive),) = pairs(DOCUMENT, kinds=["spans"])
     assert {query, positive} == {BODY, MORE}
-
-
-def test_texts_are_cut_and_pairs_of_a_document_limited():
-    text = "\n\n".join(f"Number {number}. {MORE}" for number in range(20))
-    assert len(pairs(text, kinds=["sentence"])) == 8
+    # Texts are cut, and pairs of a document limited.
     ((_, query, positive),) = pairs(f"{BODY}\n\n{'word ' * 200}", kinds=["spans"])
     assert sorted([len(query.split()), len(positive.split())])[1] == 120
+    assert len(pairs("\n\n".join(f"Number {number}. {MORE}" for number in range(20)), kinds=["sentence"])) == 8
 
 
 def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path, capsys):
@@ -138,10 +132,6 @@ def test_bad_settings_are_refused(tmp_path, monkeypatch, changes, message):
         make_pairs(settings(**changes))
 
 
-def test_a_repeated_paragraph_is_no_pair_with_itself():
-    assert pairs(f"{BODY}\n\n{BODY}", kinds=["spans"]) == []
-    # The same first words, or the same sentence twice in a paragraph.
-    long = "word " * 130
-    assert pairs(f"{long}one\n\n{long}two", kinds=["spans"]) == []
-    sentence = "Keep the device dry and away from all heat and children at night please."
-    assert pairs(f"{sentence} {sentence}", kinds=["sentence"]) == []
+@pytest.mark.parametrize("text", [f"{BODY}\n\n{BODY}", f"{'word ' * 130}one\n\n{'word ' * 130}two"])
+def test_a_text_is_no_pair_with_itself(text):
+    assert pairs(text, kinds=["spans"]) == []
