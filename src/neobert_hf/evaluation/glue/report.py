@@ -7,8 +7,7 @@ from pathlib import Path
 
 from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.settings import read_yaml
-from neobert_hf.data.entries import read_entry
+from neobert_hf.common.settings import read_entry, read_yaml
 from neobert_hf.evaluation.glue.recipe import read_results
 
 
