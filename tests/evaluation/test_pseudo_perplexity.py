@@ -136,18 +136,16 @@ def test_the_decoder_runs_on_the_masked_position_only(name):
     assert losses == pytest.approx(plain_losses(model, text.ids.tolist()), abs=1e-5)
 
 
-def test_token_budget_changes_nothing(material, exact, tmp_path):
-    """Parts of a document, and both of one length at once."""
-    run(material, tmp_path, "--batch_tokens", "100")
-    assert losses_of(tmp_path) == pytest.approx(losses_of(exact), abs=1e-5)
-    lines = [(folder / "neobert" / "native" / "whole.jsonl").read_text().splitlines() for folder in (exact, tmp_path)]
-    assert [max(len(json.loads(line)) for line in batches[1:]) for batches in lines] == [76, 8]
-
-
-def test_which_documents_and_how_much_of_them_is_scored(material, tmp_path):
+def test_which_documents_and_how_much_of_them_is_scored(material, exact, tmp_path):
     rows = run(material, tmp_path / "whole", "--max_length", "20", "--min_tokens", "14", "--sample", "6")
     found = [(row["document"], row["tokens"], row["positions"]) for row in rows]
     assert found == [(0, 14, 6), (1, 20, 6), (3, 20, 6), (4, 20, 6)]
+    # A sample is a subset that depends on the document only.
+    run(material, tmp_path / "sample", "--sample", "10")
+    assert set(np.round(losses_of(tmp_path / "sample"), 4)) < set(np.round(losses_of(exact), 4))
+    ids = np.arange(5, 45)
+    first, again, other = (choose_positions(document, ids, [0], 10).positions.tolist() for document in (1, 1, 2))
+    assert first == again != other
     rows = run(material, tmp_path, "--lengths", "40", "10", "--max_documents", "4")
     found = [(row["document"], row["tokens"], row["cut"]) for row in rows]
     assert found == [(0, 10, 10), (1, 10, 10), (2, 10, 10), (3, 10, 10), (1, 40, 40)]
@@ -157,15 +155,6 @@ def test_which_documents_and_how_much_of_them_is_scored(material, tmp_path):
     text = (tmp_path / "pseudo_perplexity.md").read_text()
     assert "| tokens | 10 | 40 |" in text and f"{rows[4]['pseudo_perplexity']:,.1f} (1) |" in text and "(4)" in text
     assert (tmp_path / "pseudo_perplexity.png").stat().st_size > 10_000
-
-
-def test_a_sample_is_a_subset_that_depends_on_the_document_only(material, exact, tmp_path):
-    rows = run(material, tmp_path, "--sample", "10")
-    assert [row["positions"] for row in rows] == [8, 10, 10, 10, 10]
-    assert set(np.round(losses_of(tmp_path), 4)) < set(np.round(losses_of(exact), 4))
-    ids = np.arange(5, 45)
-    first, again, other = (choose_positions(document, ids, [0], 10).positions.tolist() for document in (1, 1, 2))
-    assert first == again != other
 
 
 @pytest.mark.parametrize("name, value", [("sample", "5"), ("dtype", "bfloat16"), ("max_length", "20"), ("model", None)])
@@ -184,14 +173,18 @@ def test_losses_of_other_settings_or_weights_are_refused_by_name(material, exact
 def test_losses_of_a_model_that_moved_are_taken(material, exact, tmp_path, monkeypatch):
     copy, before = shutil.copytree(exact, tmp_path / "copy"), Dataset.from_parquet(str(exact / "scores.parquet"))
     moved = shutil.copytree(material / "neobert", tmp_path / "moved")
-    monkeypatch.setattr(pseudo_perplexity, "masked_losses", lambda *arguments: pytest.fail("scored again"))
+    monkeypatch.setattr(pseudo_perplexity, "load_model", lambda *arguments: pytest.fail("loaded to score again"))
     assert run(material, copy, "--models", f"neobert={moved}") == before.to_list()[:5]
 
 
-def test_resumes_after_whatever_was_written(material, tmp_path):
-    """Within a batch, or without the last line feed: in the end the same file to the byte."""
+def test_resumes_after_whatever_was_written(material, exact, tmp_path):
+    """Within a batch, or without the last line feed: in the end the same file to the byte.
+
+    The budget of tokens, here parts of a document and two of one length at once, changes nothing.
+    """
     file = tmp_path / "neobert" / "native" / "whole.jsonl"
     before = run(material, tmp_path, "--batch_tokens", "200")
+    assert losses_of(tmp_path) == pytest.approx(losses_of(exact), abs=1e-5)
     whole = file.read_bytes()
     for cut in (400, -1):
         file.write_bytes(whole[:cut])

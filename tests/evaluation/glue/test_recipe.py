@@ -113,9 +113,9 @@ def test_a_point_that_diverges_does_not_end_the_grid(flags, tmp_path, monkeypatc
     monkeypatch.setattr(recipe, "score_splits", diverge_once)
     run_glue.main(flags(tmp_path, **grid))
     later, never = results_of(tmp_path).values()
-    assert later["best_step"] == 10 and "step 20: not finite" in later["diverged"]
+    assert (later["best_step"], later["diverged"]) == (10, 20)
     assert later["score"] == later["evaluations"][0]["score"] and len(later["evaluations"]) == 1
-    assert never["score"] is None and "nan" in never["diverged"] and not never["evaluations"]
+    assert (never["score"], never["diverged"], never["evaluations"]) == (None, 10, [])
     assert list((tmp_path / "small").rglob("*.safetensors")) == [model_folder(tmp_path, "sst2") / "model.safetensors"]
     assert "| 1 of 2, 2 diverged |" in (tmp_path / "report.md").read_text()
     monkeypatch.setattr(recipe, "FineTuningTrainer", lambda *args, **kwargs: pytest.fail("trained again"))

@@ -1,24 +1,11 @@
-"""A pair of models, and a small task of each local type."""
+"""A pair of models, a small task of each local type, and a finished evaluation."""
 
-import json
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 
 from tests.helpers.mteb_tasks import random_texts, record_prompts, run_local, save_model, write_rows
-
-
-class EvaluatedModel(NamedTuple):
-    """A finished evaluation: its `output_dir`, the scores by task, and the texts read, each with its prompt."""
-
-    folder: Path
-    scores: dict
-    seen: list[tuple[str | None, str]]
-
-    def stored(self, task: str) -> dict:
-        return json.loads((self.folder / "m" / f"{task}.json").read_text())
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +43,15 @@ def local(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def evaluated(local, models, tmp_path_factory) -> EvaluatedModel:
-    """The first model under the name "m", evaluated on all local tasks. Tests write into a copy of its folder."""
+def evaluation(local, models, tmp_path_factory) -> tuple[Path, list[tuple[str | None, str]]]:
+    """The first model under the name "m" on all local tasks: the folder, and the texts read, each with its prompt."""
     folder = tmp_path_factory.mktemp("evaluated")
     with pytest.MonkeyPatch.context() as patch:
         seen = record_prompts(patch)
-        scores = run_local(local, models[0], folder, "--name", "m")["m"]
-    return EvaluatedModel(folder, scores, seen)
+        run_local(local, models[0], folder, "--name", "m")
+    return folder, seen
+
+
+@pytest.fixture(scope="session")
+def evaluated(evaluation) -> Path:
+    return evaluation[0]

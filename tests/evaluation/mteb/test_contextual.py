@@ -26,21 +26,15 @@ def model(models, tmp_path_factory) -> str:
     return str(folder)
 
 
-@pytest.fixture
-def calls(monkeypatch) -> list[tuple[str | None, list[str], torch.Tensor | None]]:
-    """Prompt, texts and context of every call of `encode`."""
-    seen, encode = [], SentenceTransformer.encode
+def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, monkeypatch):
+    """Of the corpus, of the texts that a classifier learns from, or of those that are compared."""
+    calls, encode = [], SentenceTransformer.encode
 
     def record(self, inputs, *args, dataset_embeddings=None, prompt=None, **kwargs):
-        seen.append((prompt, list(inputs), dataset_embeddings))
+        calls.append((prompt, list(inputs), dataset_embeddings))
         return encode(self, inputs, *args, dataset_embeddings=dataset_embeddings, prompt=prompt, **kwargs)
 
     monkeypatch.setattr(SentenceTransformer, "encode", record)
-    return seen
-
-
-def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, calls):
-    """Of the corpus, of the texts that a classifier learns from, or of those that are compared."""
     run_local(local, model, tmp_path, "--name", "m", "--tasks", "Search", "Similarity", "Topics")
 
     def texts_of(file: str, column: str) -> set[str]:
@@ -52,25 +46,23 @@ def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, calls
         "on a mat ": texts_of("sts.parquet", "sentence1"),
         "": texts_of("topics_train.parquet", "text"),
     }
-    # The draws, without a context; then whatever reads them.
+    # The draws, without a context; then whatever reads them, queries as well as documents.
     draws = {prompt: texts for prompt, texts, context in calls if context is None}
     assert draws.keys() == expected.keys() and sum(context is None for _, _, context in calls) == 3
     assert all(len(texts) == SIZE and set(texts) <= expected[prompt] for prompt, texts in draws.items())
-    # All texts read the context of their task, queries as well as documents.
     loaded = SentenceTransformer(model)
-    with loaded.truncate_embeddings(None):
-        contexts = {prompt: loaded.encode(texts, prompt=prompt) for prompt, texts in draws.items()}
-    of = {"the cat sat ": "a dog "}
+    contexts = {prompt: encode(loaded, texts, prompt=prompt) for prompt, texts in draws.items()}
     for prompt, _, context in calls:
         if context is not None:
-            assert np.array_equal(context.numpy(), contexts[of.get(prompt, prompt or "")])
+            of = "a dog " if prompt == "the cat sat " else prompt or ""
+            assert np.array_equal(context.numpy(), contexts[of])
 
 
 def test_subsets_have_contexts_of_their_own(model):
+    """Made of the first texts of each."""
     (task,) = (task.metadata for task in benchmark_tasks() if task.metadata.name == "STS22")
     encoder = InstructionEncoder(SentenceTransformer(model), "m", {}, [])
     one, two = random_texts(12, seed=1), random_texts(12, seed=2)
     first = encoder.context_of(task, "en", "test", one, 32)
-    # The first texts of a subset make its context.
     assert torch.equal(encoder.context_of(task, "en", "test", two, 32), first)
     assert not torch.equal(encoder.context_of(task, "de", "test", two, 32), first)

@@ -14,9 +14,11 @@ from tests.helpers.models import ROOT
 from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, record_prompts, run_local
 
 
-def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluated):
+def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluation):
+    folder, seen = evaluation
+
     def texts(prompt: str) -> set[str]:
-        return {text for before, text in evaluated.seen if before == prompt}
+        return {text for before, text in seen if before == prompt}
 
     for file, column, prompt in (("search", "question", "the cat sat "), ("rerank", "query", "the dog ran ")):
         assert texts(prompt) == {
@@ -25,9 +27,9 @@ def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluated):
     sentences = Dataset.from_parquet(str(local / "sts.parquet"))
     assert texts("on a mat ") == {*sentences["sentence1"], *sentences["sentence2"]}
     # Documents have one of their own or none; tasks without an instruction are left to the model.
-    used = {"the cat sat ", "a dog ", "the dog ran ", "on a mat ", "", None}
-    assert {before for before, _ in evaluated.seen} == used
-    assert evaluated.stored("Search")["settings"]["prompts"] == {"query": "the cat sat ", "document": "a dog "}
+    assert {before for before, _ in seen} == {"the cat sat ", "a dog ", "the dog ran ", "on a mat ", "", None}
+    stored = json.loads((folder / "m" / "Search.json").read_text())["settings"]
+    assert stored["prompts"] == {"query": "the cat sat ", "document": "a dog "}
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,11 @@ PAIR = {"sentence1": ["a"], "sentence2": ["b"]}
 TWO_PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"]}
 BAD_ROWS = [
     ("Retrieval", {"query": ["a", None], "document": ["a", "b"]}, "row 1: 'query'"),
-    ("Reranking", {"query": ["a"], "positive": [["a"]], "negative": [["b", None]]}, "row 0: 'negative'"),
     ("Reranking", {"query": ["a", "b"], "positive": [["a"], []], "negative": [["b"], ["a"]]}, "row 1: 'positive'"),
     ("PairClassification", PAIR | {"label": [2]}, "row 0: the label .*'2'"),
-    ("STS", TWO_PAIRS | {"score": ["3", "x"]}, "row 1: 'score'"),
     ("STS", TWO_PAIRS | {"score": [1.0, math.nan]}, "row 1: 'score'"),
     ("Classification", {"text": ["a", "b"], "label": ["x", "y"]}, "2 of 2 rows of `data`"),
     ("STS", {"sentence1": ["a"], "score": [1.0]}, "no column 'sentence2'"),
-    ("Retrieval", {"query": [], "document": []}, "rows.parquet is empty"),
     ("Classification", {"text": ["c"], "label": ["z"]}, "the label 'z'"),
 ]
 

@@ -239,7 +239,6 @@ class GlueEvaluation:
         self.arguments = arguments
         self.folder = folder
         self.tasks = tasks
-        self.runs = runs
         # All data and earlier results are checked before anything is trained.
         self.weights = model_fingerprint(settings.model)
         self.data = {name: load_task(task, settings.data_dir) for name, task in tasks.items()}
@@ -311,8 +310,9 @@ class GlueEvaluation:
         try:
             trainer.train_to_the_end(resume)
         except FloatingPointError as error:
-            diverged = f"step {trainer.state.global_step:,}: {error}"
-            print(f"{run.name} diverged, {diverged}", flush=True)
+            diverged = trainer.state.global_step
+            # The rest of the message is about resuming.
+            print(f"{run.name} diverged at step {diverged:,}: {str(error).partition('. ')[0]}", flush=True)
         evaluations = trainer.evaluations()
         best = next((each for each in evaluations if each["step"] == trainer.state.best_global_step), {})
         if best:
