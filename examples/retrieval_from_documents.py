@@ -26,7 +26,7 @@ from neobert_hf.common.files import output_folder, write_json, write_text
 from neobert_hf.common.paths import check_exists
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.keywords import ndcg_with_words
@@ -120,7 +120,7 @@ def main(args: list[str] | None = None) -> None:
 def check_training(settings: RetrievalArguments) -> int:
     """Check the settings of the training before any work starts. Returns `max_length`, also used by the evaluations."""
     flags = training_flags(settings, settings.model, Path(settings.output_dir))
-    training, _ = parse_config(DenseArguments, EmbeddingArguments, args=flags)
+    training, _ = parse_config(finetune_embeddings.DenseArguments, EmbeddingArguments, args=flags)
     return training.max_length
 
 

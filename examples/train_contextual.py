@@ -7,12 +7,55 @@ After an interruption, run the same command again: it resumes from the newest co
 `output_dir` gets `clusters/`, checkpoints, `model/` (for `SentenceTransformer(...)`, with a model card) and `log.json`.
 """
 
+from dataclasses import dataclass, field
+
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.embeddings.arguments import ContextualArguments
+from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.clusters import add_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.contextual_training import ContextualLoss, ContextualRetrievalEvaluator, ContextualTrainer
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
+
+
+@dataclass
+class ContextualArguments(RecipeArguments):
+    """The model, the data and the context. The help texts say where a default comes from."""
+
+    temperature: float = field(
+        default=0.02, metadata={"help": "the cosine similarities are divided by this (reference code)"}
+    )
+    mini_batch_size: int = field(
+        default=32, metadata={"help": "texts computed at a time; the trained weights do not depend on it"}
+    )
+    max_negatives: int | None = field(
+        default=0, metadata={"help": "use at most this many hard negatives of a row (paper: none); all if unset"}
+    )
+    context_size: int = field(default=512, metadata={"help": "documents in a context (paper)"})
+    context_dropout: float = field(
+        default=0.005,
+        metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
+    )
+    soft_prompts: int = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
+    text_position: int = field(
+        default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
+    )
+    first_model: str = field(
+        kw_only=True,
+        metadata={"help": "embedding model that finds clusters and false negatives", "path": "or Hub id"},
+    )
+    false_negative_margin: float | None = field(
+        default=0.0,
+        metadata={
+            "help": "a document is not used as a negative of a query if the first model scores it above the right "
+            "document's score minus this (ours; the paper does not say); if unset, all documents are used"
+        },
+    )
+
+    @property
+    def context(self) -> dict[str, float]:
+        """Those of the settings that the model's config holds."""
+        names = ("context_size", "context_dropout", "soft_prompts", "text_position")
+        return {name: getattr(self, name) for name in names}
 
 
 def main(args: list[str] | None = None) -> None:

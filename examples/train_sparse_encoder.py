@@ -7,14 +7,24 @@ After an interruption, run the same command again: it resumes from the newest co
 `output_dir` gets checkpoints, `model/` (for `SparseEncoder(...)`, with a model card) and `log.json`.
 """
 
+from dataclasses import dataclass, field
+
 from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
 from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.embeddings.arguments import SparseArguments
+from neobert_hf.embeddings.arguments import RecipeArguments
 from neobert_hf.embeddings.models import build_sparse_encoder
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
 from neobert_hf.embeddings.trainer import SparseTrainer
+
+
+@dataclass
+class SparseArguments(RecipeArguments):
+    """The model, the data and the sparsity of sparse embeddings (regularisers: https://arxiv.org/abs/2205.04733)."""
+
+    query_weight: float = field(default=5e-5, metadata={"help": "weight of the FLOPS regulariser of queries"})
+    document_weight: float = field(default=3e-5, metadata={"help": "weight of the FLOPS regulariser of documents"})
 
 
 def main(args: list[str] | None = None) -> None:

@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings import clusters
-from neobert_hf.embeddings.arguments import ContextualArguments, EmbeddingArguments
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.contextual_training import ContextualCollator, ContextualLoss, mean_cosine
 from neobert_hf.embeddings.datasets import read_descriptions
 from tests.helpers.embedding_runs import load, losses_of, run
+from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
 
@@ -283,7 +284,8 @@ def test_a_context_that_no_batch_fills_is_refused(settings, helper):
 def test_both_phases_of_the_paper_are_three_epochs(name, pairs, datasets):
     """Appendix G.2."""
     flags = ["--config", str(ROOT / "configs" / "embeddings" / f"{name}.yaml"), "--model", "m", "--use_cpu", "true"]
-    settings, arguments = parse_config(ContextualArguments, EmbeddingArguments, args=[*flags, "--bf16", "false"])
+    kind = load_example("train_contextual").ContextualArguments
+    settings, arguments = parse_config(kind, EmbeddingArguments, args=[*flags, "--bf16", "false"])
     assert settings.context_size == settings.max_length == arguments.per_device_train_batch_size == 512
     assert arguments.max_steps == pytest.approx(3 * pairs / 512, rel=1e-3)
     assert (arguments.learning_rate, arguments.warmup_steps, arguments.lr_scheduler_type) == (5e-5, 1000, "linear")

@@ -9,13 +9,16 @@ from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.arguments import DenseArguments, EmbeddingArguments
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.batches import ContrastiveCollator
-from neobert_hf.embeddings.losses import info_nce_loss
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.embedding_runs import losses_of, run
+from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
+
+
+recipe = load_example("finetune_embeddings")
 
 
 def test_a_run_leaves_an_embedding_model_a_card_and_numbers(settings, tmp_path):
@@ -79,7 +82,8 @@ def info_nce(scores: torch.Tensor, temperature: float = 0.07) -> float:
     return -(scores / temperature).log_softmax(1).diagonal().mean().item()
 
 
-def loss_of(loss, model, prompt: str = "", rows: list[dict] = ROWS) -> torch.Tensor:
+def loss_of(model, prompt: str = "", rows: list[dict] = ROWS, guide=None, **settings) -> torch.Tensor:
+    loss = recipe.info_nce_loss(model, recipe.DenseArguments("m", "d", **settings), guide)
     collator = ContrastiveCollator(preprocess_fn=model.preprocess, prompts={"d": {"query": prompt}})
     batch = collator([row | {"dataset_name": "d"} for row in rows])
     features = [
@@ -93,7 +97,7 @@ def loss_of(loss, model, prompt: str = "", rows: list[dict] = ROWS) -> torch.Ten
 def test_the_loss_is_the_papers_over_all_documents_and_hard_negatives(model):
     expected = info_nce(cosines(model, [PROMPT + query for query in QUERIES], DOCUMENTS))
     # Measured: 3e-7 of 5, float32 against float64.
-    assert loss_of(info_nce_loss(model, 0.07), model, PROMPT).item() == pytest.approx(expected, abs=1e-5)
+    assert loss_of(model, PROMPT).item() == pytest.approx(expected, abs=1e-5)
     assert abs(info_nce(cosines(model, QUERIES, DOCUMENTS)) - expected) > 1e-3
 
 
@@ -103,7 +107,7 @@ def test_a_guide_takes_false_negatives_out(model, guide):
     false = guided > guided.diagonal()[:, None] + 1e-9
     assert 0 < false.sum() < false.numel() - len(ROWS)
     expected = info_nce(own.masked_fill(false, -math.inf))
-    value = loss_of(info_nce_loss(model, 0.07, guide=guide), model)
+    value = loss_of(model, guide=guide)
     assert value.item() == pytest.approx(expected, abs=1e-5)
     value.backward()
     assert all(weight.grad is None for weight in guide.parameters())
@@ -113,8 +117,8 @@ def test_a_guide_takes_false_negatives_out(model, guide):
 @pytest.mark.parametrize("guided", [False, True])
 def test_gradcache_has_the_same_loss_and_gradients(model, guide, guided):
     values, gradients = [], []
-    for mini_batch_size in (None, 2):
-        value = loss_of(info_nce_loss(model, 0.07, mini_batch_size, [16], guide if guided else None), model)
+    for size in (None, 2):
+        value = loss_of(model, guide=guide if guided else None, mini_batch_size=size, matryoshka_dims=[16])
         value.backward()
         values.append(value.item())
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
@@ -128,7 +132,7 @@ def test_gradcache_has_the_same_loss_and_gradients(model, guide, guided):
 def test_matryoshka_trains_the_prefixes_as_well(settings, model, tmp_path):
     rows = [row | {"negatives": []} for row in ROWS]
     expected = sum(info_nce(cosines(model, QUERIES, POSITIVES, size)) for size in (8, 32))
-    assert loss_of(info_nce_loss(model, 0.07, None, [8]), model, rows=rows).item() == pytest.approx(expected, abs=1e-4)
+    assert loss_of(model, rows=rows, matryoshka_dims=[8]).item() == pytest.approx(expected, abs=1e-4)
     run("dense", settings(matryoshka_dims="8 16", max_steps=2, eval_strategy="no"))
     small = SentenceTransformer(str(tmp_path / "run" / "model"), truncate_dim=8)
     assert small.encode("text").shape == (8,)
@@ -147,6 +151,6 @@ def test_it_works_for_other_encoders(settings, tokenizer, tmp_path, name):
 
 def test_the_papers_settings():
     flags = ["--config", str(ROOT / "configs/embeddings/paper.yaml"), "--model", "m", "--use_cpu", "1", "--bf16", "0"]
-    settings, arguments = parse_config(DenseArguments, EmbeddingArguments, args=flags)
+    settings, arguments = parse_config(recipe.DenseArguments, EmbeddingArguments, args=flags)
     assert (settings.temperature, settings.alpha, arguments.max_steps) == (0.07, 0.5, 2000)
     assert (arguments.adam_beta2, arguments.weight_decay, arguments.get_warmup_steps(2000)) == (0.95, 0.01, 2000)

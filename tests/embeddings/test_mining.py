@@ -8,10 +8,11 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
 from neobert_hf.embeddings import mining
-from neobert_hf.embeddings.arguments import EmbeddingArguments, RerankerArguments
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.datasets import PairDataset, TrainingData, positives_of_queries
 from neobert_hf.embeddings.recipe import Run
 from tests.helpers.embedding_runs import load, run
+from tests.helpers.examples import load_example
 
 
 PROMPT = "Find the text. "
@@ -30,7 +31,7 @@ def mine(pairs, tmp_path):
     """Mine at most three negatives for `pairs` into tmp_path / "mined"."""
 
     def mine(miner: Path, instruction: str = PROMPT, begun: bool = False) -> Dataset:
-        settings = RerankerArguments("m", "d", miner=str(miner), negatives=3)
+        settings = load_example("train_reranker").RerankerArguments("m", "d", miner=str(miner), negatives=3)
         dataset = PairDataset("described", instruction, [], rows=pairs)
         arguments = EmbeddingArguments(str(tmp_path), use_cpu=True, bf16=False)
         checkpoint = tmp_path / "checkpoint-1" if begun else None

@@ -1,10 +1,9 @@
-"""Settings of the recipes that train embedding models and rerankers."""
+"""Settings that the recipes for embedding models and rerankers share. Those of one recipe stand in its script."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.training.adapters import LoraArguments
 from neobert_hf.training.arguments import BF16, fix, follow_hardware
 
 
@@ -25,8 +24,6 @@ UNUSED = {
     "label_smoothing_factor": None,
     "train_sampling_strategy": None,
 }
-# The settings that name models.
-MODELS = ("model", "miner", "guide", "first_model")
 
 
 @dataclass
@@ -76,7 +73,8 @@ class RecipeArguments:
 
     def models(self) -> dict[str, str]:
         """The models that the run reads, by the name of their setting."""
-        return {name: path for name in MODELS if (path := getattr(self, name, None)) is not None}
+        names = [each.name for each in fields(self) if each.metadata.get("path") == "or Hub id"]
+        return {name: path for name in names if (path := getattr(self, name)) is not None}
 
 
 @dataclass
@@ -87,94 +85,3 @@ class MiningArguments(RecipeArguments):
         default=None,
         metadata={"help": "embedding model that finds hard negatives where a dataset has none", "path": "or Hub id"},
     )
-
-
-@dataclass
-class DenseArguments(LoraArguments, MiningArguments):
-    """The model, the data and the loss of dense embeddings."""
-
-    temperature: float = field(
-        default=0.07, metadata={"help": "the cosine similarities in the loss are divided by this"}
-    )
-    mini_batch_size: int | None = field(
-        default=None, metadata={"help": "texts computed at a time, for batches that do not fit in memory (GradCache)"}
-    )
-    matryoshka_dims: list[int] = field(
-        default_factory=list, metadata={"help": "also train prefixes of the embeddings of these lengths"}
-    )
-    guide: str | None = field(
-        default=None,
-        metadata={
-            "help": "embedding model that decides which texts of a batch are not used as negatives (GIST)",
-            "path": "or Hub id",
-        },
-    )
-    negatives: int | None = field(
-        default=None, metadata={"help": "with `miner`: mine at most this many hard negatives for a row"}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if (self.miner is None) != (self.negatives is None):
-            raise ValueError(
-                f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
-            )
-
-
-@dataclass
-class SparseArguments(RecipeArguments):
-    """The model, the data and the sparsity of sparse embeddings (regularisers: https://arxiv.org/abs/2205.04733)."""
-
-    query_weight: float = field(default=5e-5, metadata={"help": "weight of the FLOPS regulariser of queries"})
-    document_weight: float = field(default=3e-5, metadata={"help": "weight of the FLOPS regulariser of documents"})
-
-
-@dataclass
-class RerankerArguments(LoraArguments, MiningArguments):
-    """The model, the data and the negatives of a reranker."""
-
-    negatives: int = field(
-        default=4,
-        metadata={"help": "negatives of a query: first its hard negatives, then right documents of other rows"},
-    )
-
-
-@dataclass
-class ContextualArguments(RecipeArguments):
-    """The model, the data and the context. The help texts say where a default comes from."""
-
-    temperature: float = field(
-        default=0.02, metadata={"help": "the cosine similarities are divided by this (reference code)"}
-    )
-    mini_batch_size: int = field(
-        default=32, metadata={"help": "texts computed at a time; the trained weights do not depend on it"}
-    )
-    max_negatives: int | None = field(
-        default=0, metadata={"help": "use at most this many hard negatives of a row (paper: none); all if unset"}
-    )
-    context_size: int = field(default=512, metadata={"help": "documents in a context (paper)"})
-    context_dropout: float = field(
-        default=0.005,
-        metadata={"help": "share of the context that is hidden in training (Morris and Rush; reference code: 0)"},
-    )
-    soft_prompts: int = field(default=8, metadata={"help": "learned vectors after the context (reference code)"})
-    text_position: int = field(
-        default=0, metadata={"help": "position of a text's first token: 0 (ours) or `context_size` (reference code)"}
-    )
-    first_model: str = field(
-        kw_only=True,
-        metadata={"help": "embedding model that finds clusters and false negatives", "path": "or Hub id"},
-    )
-    false_negative_margin: float | None = field(
-        default=0.0,
-        metadata={
-            "help": "a document is not used as a negative of a query if the first model scores it above the right "
-            "document's score minus this (ours; the paper does not say); if unset, all documents are used"
-        },
-    )
-
-    @property
-    def context(self) -> dict[str, float]:
-        """Those of the settings that the model's config holds."""
-        names = ("context_size", "context_dropout", "soft_prompts", "text_position")
-        return {name: getattr(self, name) for name in names}

@@ -24,7 +24,6 @@ from xxhash import xxh3_64_intdigest
 
 from neobert_hf.common.files import remove, write_parquet
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.embeddings.arguments import ContextualArguments
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.mining import prompts_of_helper
 from neobert_hf.embeddings.models import check_finite, load_trained_model
@@ -50,25 +49,24 @@ def add_clusters(run: Run) -> None:
     first_model, seed = model_fingerprint(run.settings.first_model), run.arguments.seed
     for dataset in run.data.train.values():
         size = dataset.rows_of_batch(run.arguments.per_device_train_batch_size)
-        make = partial(cluster_rows, dataset, run.settings, size, seed)
-        run.replace_rows(dataset, "clusters", [first_model, size, seed], make)
+        run.replace_rows(dataset, "clusters", [first_model, size, seed], partial(cluster_rows, run, dataset, size))
 
 
-def cluster_rows(dataset: PairDataset, settings: ContextualArguments, size: int, seed: int, file: Path) -> None:
+def cluster_rows(run: Run, dataset: PairDataset, size: int, file: Path) -> None:
     """Store the rows of a dataset with the columns `CLUSTER` and `VECTORS`. Until then, vectors lie beside `file`."""
     beside = file.with_suffix(".vectors.arrow")
-    vectors = embed_pairs(dataset, settings, beside)
-    clusters = find_clusters(vectors, size, seed)
+    vectors = embed_pairs(run, dataset, beside)
+    clusters = find_clusters(vectors, size, run.arguments.seed)
     write_parquet(file, concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters))
     remove(beside)
 
 
-def embed_pairs(dataset: PairDataset, settings: ContextualArguments, file: Path) -> Dataset:
+def embed_pairs(run: Run, dataset: PairDataset, file: Path) -> Dataset:
     """The columns `VECTORS`: the first model's unit vectors of all queries and documents, in a file of this name.
 
     They are float16, as in the reference code of CDE. A run that was interrupted after this goes on with the file.
     """
-    model = load_trained_model(settings.first_model, "first_model", settings.trust_remote_code)
+    model = load_trained_model(run.settings.first_model, "first_model", run.settings.trust_remote_code)
     prompts = prompts_of_helper("first model", model, dataset)
 
     def embed(block: dict[str, list[str]]) -> dict[str, np.ndarray]:

@@ -155,7 +155,8 @@ class ContextualCollator(ContrastiveCollator):
     """As `ContrastiveCollator`, with a `label`, bool (rows, rows): True where a document is not used as a negative.
 
     Args:
-        margin: see `ContextualArguments.false_negative_margin`; if None, there is no `label`.
+        margin: a document is not used if the first model scores it above the right document's score minus this. If
+            None, there is no `label`.
     """
 
     margin: float | None = None
@@ -172,7 +173,7 @@ class ContextualCollator(ContrastiveCollator):
 
 
 class ContextualTrainer(EmbeddingTrainer):
-    """Trains contextual models on clustered datasets. See `MixtureTrainer`."""
+    """Trains contextual models on clustered datasets. The settings of the run have `false_negative_margin`."""
 
     data_collator_class = ContextualCollator
     batch_sampler_class = ClusterBatchSampler

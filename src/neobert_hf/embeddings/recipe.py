@@ -1,6 +1,5 @@
 """What the recipes that train embedding models and rerankers share: settings, data, resuming, and evaluation."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
-from sentence_transformers.base.evaluation import SequentialEvaluator
-from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-from sentence_transformers.sentence_transformer.evaluation import (
-    EmbeddingSimilarityEvaluator,
-    InformationRetrievalEvaluator,
-)
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from transformers import set_seed
 
 from neobert_hf.common.files import check_inputs
@@ -165,29 +159,3 @@ def retrieval_evaluator(
         name="retrieval",
         write_csv=False,
     )
-
-
-def dense_evaluator(data: TrainingData) -> SequentialEvaluator | None:
-    """Retrieval and similarity of sentences (STS), if there are datasets for them; None if there are none."""
-    evaluators = [retrieval_evaluator(data)] if "retrieval" in data.evaluation else []
-    if sts := data.evaluation.get("sts"):
-        # Both sides are queries. This evaluator takes no prompt, so it is added here.
-        prompt, scores = sts.prompt, sts.rows["score"][:]
-        first, second = ([prompt + text for text in sts.rows[side]] for side in ("query", "positive"))
-        evaluators.append(EmbeddingSimilarityEvaluator(first, second, scores, name="sts", write_csv=False))
-    return SequentialEvaluator(evaluators) if evaluators else None
-
-
-def reranking_evaluator(data: TrainingData) -> CrossEncoderRerankingEvaluator | None:
-    """Ranks the right documents of the first 200 `retrieval` queries among 20 others, the same ones in every run."""
-    if "retrieval" not in data.evaluation:
-        return None
-    rows = data.evaluation["retrieval"].rows
-    documents = rows.unique("positive")
-    generator = random.Random(0)
-    samples = []
-    for query, right in list(positives_of_queries(rows).items())[:200]:
-        drawn = generator.sample(documents, min(20 + len(right), len(documents)))
-        wrong = [text for text in drawn if text not in right][:20]
-        samples.append({"query": query, "positive": sorted(right), "negative": wrong})
-    return CrossEncoderRerankingEvaluator(samples, name="reranking", write_csv=False)

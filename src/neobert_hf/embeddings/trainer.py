@@ -161,7 +161,7 @@ class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
-    """Trains rerankers. The settings of the run are `RerankerArguments`."""
+    """Trains rerankers. The settings of the run have `negatives`."""
 
     data_collator_class = RerankingCollator
 
