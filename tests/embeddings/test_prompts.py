@@ -9,7 +9,6 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.prompts import as_prompt, prompt_of
 from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator
-from neobert_hf.evaluation.mteb.recipe import choose_separator
 from tests.embeddings.conftest import describe
 from tests.helpers.embedding_runs import KINDS, load, run
 
@@ -126,13 +125,6 @@ def test_training_reads_both_instructions_and_whoever_loads_the_model_asks_with_
     assert model.prompts == {"query": QUERY, "document": DOCUMENT}
     for encode, prompt in ((model.encode_query, QUERY), (model.encode_document, DOCUMENT)):
         assert (encode(TEXTS) == model.encode([prompt + text for text in TEXTS])).all()
-    # In MTEB instructions of another kind get the separator that the model was trained with.
-    assert choose_separator(None, model) == "[SEP] [CLS]"
-    pytest.importorskip("lancedb")
-    from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-
-    search = PassageEncoder(EmbeddingSettings(str(tmp_path / "run" / "model")), "cpu")
-    assert (search.identity["query_prompt"], search.identity["document_prompt"]) == (QUERY, DOCUMENT)
 
 
 def test_late_interaction_reads_hard_negatives_as_documents(settings, edit, seen):

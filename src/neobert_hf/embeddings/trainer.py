@@ -82,6 +82,7 @@ class MixtureTrainer(ResumableTrainer):
             self.run.arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
+        # Sentence Transformers gives the rows without their name, and in a format that adds it to each row.
         name = next(name for name, rows in self.train_dataset.items() if rows is dataset)
         sampler = self.batch_sampler_class(dataset.with_format(None), self.batch_sizes[name], seed)
         if not next(iter(sampler), None):
@@ -104,6 +105,7 @@ class MixtureTrainer(ResumableTrainer):
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
         self.train_to_the_end(self.run.checkpoint)
+        # After the last step, unless `eval_steps` has done so.
         evaluated = {entry["step"] for entry in self.state.log_history if "eval_runtime" in entry}
         if self.evaluator is not None and self.args.max_steps not in evaluated:
             self.evaluate()
