@@ -10,6 +10,7 @@ After an interruption, run the same command again: every step continues where it
 documents have changed since, the script refuses to mix old and new ones: choose another `output_dir`.
 """
 
+import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,6 @@ from neobert_hf.common.paths import check_exists
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.arguments import EmbeddingArguments
-from neobert_hf.evaluation.mteb.report import collect_scores
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.keywords import ndcg_with_words
 
@@ -173,8 +173,8 @@ def index_documents(settings: RetrievalArguments, model: Path) -> None:
 
 def read_scores(output: Path) -> dict[str, float]:
     """nDCG@10 of the three models on the held-out pairs, by the names of their evaluations."""
-    evaluated = collect_scores(output / "evaluation")
-    return {name: evaluated[name]["HeldOutPairs"]["score"] / 100 for name in STAGES}
+    files = {name: output / "evaluation" / name / "HeldOutPairs.json" for name in STAGES}
+    return {name: json.loads(file.read_text(encoding="utf-8"))["score"] for name, file in files.items()}
 
 
 def report(settings: RetrievalArguments, scores: dict[str, float], best: str, model: str) -> float:
