@@ -162,7 +162,7 @@ def measure_search(settings: CorporaSettings) -> dict[str, float]:
         index = write_index(folder)
         written = time.perf_counter()
         index.optimize()
-        found = {"written": written - begin, "indexed": time.perf_counter() - written, "versions": index.table.version}
+        found = {"written": written - begin, "indexed": time.perf_counter() - written}
         queries = iter(Clusters().embed([""] * 1_000))
         searches = {
             name: lambda exact=exact: index.search(next(queries), 10, exact)
@@ -243,7 +243,7 @@ def page(stored: dict, folder: Path) -> list[str]:
         f"Of {search['passages']:,} vectors of {DIMENSIONS} numbers in clusters, an approximate search finds "
         f"{search['recall']:.3f} of the 10 nearest in {1000 * search['approximate']:.1f} ms, an exact one takes "
         f"{1000 * search['exact']:.1f} ms. Writing them took {search['written']:.0f} s, the indexes "
-        f"{search['indexed']:.0f} s, in {search['versions']} versions of the table.",
+        f"{search['indexed']:.0f} s.",
         "Memory of the process before, and at its peak; in indexing at the last write and after the indexes are built:",
         table(["MB at the peak", *(f"{count} documents" for count in memory["preparing"])], peaks),
         "## RefinedWeb, and 100 million passages",
