@@ -237,6 +237,16 @@ def test_an_original_checkpoint_keeps_its_tensors_and_gets_the_code(shared, tmp_
     assert config["dtype"] == "float32"
 
 
+def test_weights_stored_in_fewer_bits_than_the_model_computes_in_stay_so(work, tmp_path):
+    source = tmp_path / "half"
+    shutil.copytree(work / "mlm", source)
+    weights = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    build(tmp_path, "half", tmp_path / "folder")
+    assert all(tensor.dtype == torch.half for tensor in load_file(tmp_path / "folder" / "model.safetensors").values())
+    assert NeoBERTForMaskedLM.from_pretrained(tmp_path / "folder").dtype == torch.float32
+
+
 # The card
 
 
@@ -351,10 +361,11 @@ def test_unhealthy_checkpoints_are_not_published(damage, work, tmp_path):
         (["me/model", "--output_dir", "."], "exists"),
         (["me/model", "--card", "absent.yaml"], "absent.yaml"),
         (["me/model", "--card", "card.yaml"], "'licence'"),
-        (["me/model", "--dry"], "'--dry'"),
+        (["me/model", "--card", "results.yaml"], "results.yaml: `eval_results`"),
     ],
 )
 def test_wrong_requests_are_refused(arguments, name, work, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("card.yaml").write_text("licence: mit")
+    Path("results.yaml").write_text("eval_results: [{metric: 1}]")
     assert name in main(["publish", str(work / "mlm"), *arguments, "--dry_run"])

@@ -108,10 +108,13 @@ def read_facts(file: str | None) -> dict[str, Any]:
         The keys of the file, and `eval_results`, which may be empty.
 
     Raises:
-        ValueError: on a misspelt key.
+        ValueError: on a misspelt key, also of a result.
     """
     facts = read_yaml(file) if file else {}
     known = [*inspect.signature(ModelCardData).parameters, "text"]
     if unknown := [str(key) for key in facts if key not in known]:
         raise ValueError(f"{file} has the unknown key {unknown[0]!r}{nearest(unknown[0], known)}")
-    return facts | {"eval_results": [EvalResult(**result) for result in facts.get("eval_results") or []]}
+    try:
+        return facts | {"eval_results": [EvalResult(**result) for result in facts.get("eval_results") or []]}
+    except TypeError as error:  # A key that is missing or misspelt.
+        raise ValueError(f"{file}: `eval_results` holds no `huggingface_hub.EvalResult`: {error}.") from error

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTForMaskedLM, NeoBERTModel, NeoBERTPreTrainedModel
-from neobert_hf.common.paths import check_exists
+from neobert_hf.common.paths import check_exists, held_by
 from neobert_hf.common.tokenizers import VOCABULARIES, load_tokenizer
 
 
@@ -68,9 +68,15 @@ def read_config(path: Path) -> NeoBERTConfig:
     """The config of a NeoBERT model, from a `config.json` or the folder that holds one.
 
     Raises:
+        FileNotFoundError: if the folder holds none.
         ValueError: if it is the config of another model, or has a misspelt key.
     """
     file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.is_file():
+        raise FileNotFoundError(
+            f"{path} holds no config.json, but {held_by(path)}: give the folder of a model, such as the `model` that a "
+            "training run writes."
+        )
     values = read_json(file)
     kind = values.get("model_type")
     if kind not in CONFIGS:

@@ -32,6 +32,7 @@ from neobert_hf.hub.model_folder import (
     load_sentence_model,
     local_folder,
     read_config,
+    read_json,
     read_tensors,
     read_tokenizer,
     sentence_class,
@@ -160,6 +161,10 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         if (source / "README.md").is_file():
             shutil.copyfile(source / "README.md", folder / "README.md")
     tokenizer.save_pretrained(folder)
+    # The weights may be stored in fewer bits than the model computes in, as those of `models/distilled`.
+    if config.dtype not in (None, dtype) and torch.promote_types(dtype, config.dtype) == config.dtype:
+        values = read_json(folder / "config.json")
+        write_json(folder / "config.json", values | {"dtype": str(config.dtype).removeprefix("torch.")})
 
     # 3. Outputs and card
     model = load_model(find_class(config), folder, dtype=torch.float32, attn_implementation="sdpa")
