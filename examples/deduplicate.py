@@ -4,7 +4,8 @@
     python examples/prepare_data.py --source 'data/clean/texts/*.parquet' --tokenizer bert-base-uncased \
         --output_dir data/train
 
-Sources are Parquet or JSON lines files, as paths or URLs of fsspec (`hf://`, `s3://`). With `--ray auto` the CPUs of a
+Sources are Parquet or JSON lines, as files, folders or URLs of fsspec (`hf://`, `s3://`), or ids of Hub datasets. CSV
+and text files are read from the beginning for each part, which suits small corpora. With `--ray auto` the CPUs of a
 Ray cluster are the workers. The same rows stay for any number of workers, and an interrupted run goes on.
 `texts/removed.json` has how many rows were removed, and why; `prepare_data.py` takes it over into its manifest.
 """
@@ -15,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from neobert_hf.common.files import absolute, write_whole
+from neobert_hf.common.files import absolute, check_inputs, mark_folder, write_whole
 from neobert_hf.common.fingerprints import depends_on, fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
@@ -24,9 +25,12 @@ from neobert_hf.data.parts import do_parts, plan_parts, read_texts, sizes_of
 from neobert_hf.data.preparing import REMOVED
 
 
+WRITES = ("signatures", "texts")
+
+
 @dataclass(kw_only=True)
 class DeduplicateArguments(DuplicateSettings):
-    source: list[str] = field(metadata={"help": "Parquet or JSON lines files or patterns", "path": True})
+    source: list[str] = field(metadata={"help": "files, patterns, folders, URLs, Hub ids", "path": "or Hub id"})
     output_dir: str = field(metadata={"help": "where signatures and the texts that stay are written"})
     evaluation: list[str] = field(
         default_factory=list,
@@ -40,6 +44,10 @@ class DeduplicateArguments(DuplicateSettings):
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, and a plan of parts
     (settings,) = parse_config(DeduplicateArguments, args=args)
+    if "://" not in settings.output_dir:
+        sources = {"source": settings.source, "evaluation": settings.evaluation}
+        check_inputs(settings.output_dir, WRITES, {}, sources)
+        mark_folder(settings.output_dir, "deduplicate.py", WRITES)
     plan = plan_parts(settings.source, settings.rows_per_part)
     engine = {"workers": settings.workers, "ray": settings.ray}
 

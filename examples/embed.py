@@ -4,9 +4,9 @@
     python examples/embed.py --model runs/embeddings/model --source 's3://bucket/*.parquet' \\
         --output_dir s3://bucket/vectors --ray auto --gpus true --dtype bfloat16
 
-Sources are Parquet or JSON lines files, as paths or URLs of fsspec. Each part of the corpus becomes a Parquet file with
-the column `vector`, beside `id_column` if there is one. An interrupted run goes on; the vectors are the same, to the
-bit, for any number of workers with the same number of threads, and for parts of any size.
+Sources are those of `deduplicate.py`. Each part of the corpus becomes a Parquet file with the column `vector`, beside
+`id_column` if there is one. An interrupted run goes on; the vectors are the same, to the bit, for any number of workers
+with the same number of threads, and for parts of any size.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from neobert_hf.common.files import absolute
+from neobert_hf.common.files import absolute, check_inputs, mark_folder
 from neobert_hf.common.fingerprints import depends_on, model_fingerprint
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
@@ -26,7 +26,7 @@ from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 class EmbedArguments:
     """Where texts come from, where vectors go, and who computes them."""
 
-    source: list[str] = field(metadata={"help": "Parquet or JSON lines files or patterns", "path": True})
+    source: list[str] = field(metadata={"help": "files, patterns, folders, URLs, Hub ids", "path": "or Hub id"})
     output_dir: str = field(metadata={"help": "folder or URL for the vectors"})
     rows_per_part: int = field(
         default=8192, metadata={"help": "rows that a worker does at a time, in whole 32 batches"}
@@ -39,6 +39,9 @@ class EmbedArguments:
 def main(args: list[str] | None = None) -> None:
     # 1. Settings, and a plan of parts
     settings, corpus = parse_config(EmbedArguments, CorpusSettings, args=args)
+    if "://" not in settings.output_dir:
+        check_inputs(settings.output_dir, ["part-*"], {"model": corpus.model}, {"source": settings.source})
+        mark_folder(settings.output_dir, "embed.py", ["part-*"])
     plan = plan_parts(settings.source, math.ceil(settings.rows_per_part / corpus.sorted_rows) * corpus.sorted_rows)
     if Path(corpus.model).is_dir():
         # Workers may run in other folders.

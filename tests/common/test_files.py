@@ -184,6 +184,8 @@ LOSSES = {
     f"{TRAINING}": "`model`",
     "pseudo_perplexity --models model=out/model --source text --output_dir out": "`models`",
     "prepare_data --source text --tokenizer t --output_dir text": "`source`",
+    "deduplicate --source texts/part-*.parquet --output_dir .": "`source`",
+    "embed --model m --source text --output_dir texts": "part-00000.parquet was not written by embed.py",
     "semantic_search index --index text/index --model m --source text": "`source`",
 }
 
@@ -191,7 +193,14 @@ LOSSES = {
 @pytest.mark.parametrize("command", LOSSES, ids=lambda command: command.split()[0])
 def test_no_command_replaces_what_the_user_has(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("mine.parquet", "rows.csv", "text/a.md", "out/model/config.json", "reports/report.md", "base/weights"):
+    for name in (
+        "mine.parquet",
+        "rows.csv",
+        "text/a.md",
+        "out/model/config.json",
+        "texts/part-00000.parquet",
+        "base/weights",
+    ):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("mine")
     before = {path: path.read_text() for path in Path().rglob("*") if path.is_file()}

@@ -96,6 +96,7 @@ def test_sources_and_output_may_be_urls(corpus, tmp_path):
         ("b.jsonl", b'{"body": "x"}\n\n{', "b.jsonl, row 1: "),
         ("b.jsonl.gz", gzip.compress(b'{"body": "x"}\n' * 100)[:-9], "b.jsonl.gz, row 100: "),
         ("b.parquet", b"no parquet", "b.parquet: "),
+        ("b.jsonl", b"\n", "b.jsonl is empty"),
     ],
 )
 def test_faults_are_named_by_file_and_row(corpus, tmp_path, name, content, message):

@@ -80,6 +80,8 @@ def plan_parts(
     files = [file for source in sources for file in _files_of(source, subset, split)]
     with ThreadPoolExecutor(ASKED_TOGETHER) as threads:
         rows_of_files = list(threads.map(count_rows, files))
+    if files and not any(rows_of_files):
+        raise ValueError(f"{', '.join(sources)} is empty: it holds no row.")
     plan, begin = [], 0
     for file, rows in zip(files, rows_of_files):
         # The rows of this file between those that are skipped and the last one that is taken.

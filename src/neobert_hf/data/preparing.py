@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from neobert_hf.common import tokenizers
 from neobert_hf.common.files import absolute
 from neobert_hf.common.fingerprints import check_same_settings, depends_on, tokenizer_fingerprint
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_texts
 from neobert_hf.data.shards import TOKENIZER, Manifest, save_tokenizer, write_shard
@@ -145,6 +146,7 @@ def remove_leftovers(output: str) -> None:
 def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     """The tokenizer as it is saved with the shards, checked for what masked language modelling needs."""
     name = settings.tokenizer
+    check_model_exists(name, "tokenizer")
     # NeoBERT's inputs: it has no token types. Its tokenizer should cut texts where the training text was cut.
     inputs = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": settings.max_length}
     tokenizer = tokenizers.load_tokenizer(name, **inputs)
