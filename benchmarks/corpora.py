@@ -120,6 +120,7 @@ def write_index(folder: str) -> LanceDBIndex:
     index.create({"dimension": DIMENSIONS})
     for passages, replaced in Documents(SourceSettings(f"{folder}/texts.parquet", id_column="id")).passages(encoder):
         index.write(passages, encoder.embed([passage.text for passage in passages]), replaced)
+    index.commit()
     return index
 
 

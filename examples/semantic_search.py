@@ -91,12 +91,16 @@ def index_documents(args: list[str]) -> None:
         # 2. The model; if the index exists already, it must be the one that the index was made with
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
         if index.identity is None:
+            if encoder.needs_context:
+                encoder.use_context(documents.context(encoder))
+                index.write_context(encoder.context)
             index.create(encoder.identity)
-        encoder.check_index(shared.index, index.identity)
+        encoder.join(shared.index, index)
         for line in encoder.notes():
             print(line, file=sys.stderr)
 
         # 3. Documents that are gone leave the index
+        index.commit()  # What an interrupted run has written.
         gone = documents.compare(index.document_hashes(source.name_in_index))
         index.delete(source.name_in_index, gone)
 
@@ -106,9 +110,10 @@ def index_documents(args: list[str]) -> None:
             vectors = encoder.embed("document", [passage.text for passage in passages], source.batch_size)
             index.write(passages, vectors, replaced)
             written += len(passages)
+        index.commit()
         index.optimize()
         others = [name for name in index.sources() if name != source.name_in_index]
-    changed, count = len(documents.missing), documents.count
+    count, changed = len(documents.rows), int(documents.missing.sum())
     print(
         f"{source.name_in_index} in {shared.index}: {changed:,} documents embedded ({written:,} passages), "
         f"{count - changed:,} unchanged, {len(gone):,} removed; {documents.total - count:,} repeated or empty left out"
@@ -131,7 +136,7 @@ def answer_queries(args: list[str]) -> None:
             )
         embedding = replace(EmbeddingSettings.of_index(index.identity), model=model)
         encoder = PassageEncoder(embedding, shared.device, shared.trust_remote_code)
-        encoder.check_index(shared.index, index.identity)
+        encoder.join(shared.index, index)
         for line in encoder.notes():
             print(line, file=sys.stderr)
 
@@ -147,6 +152,8 @@ def answer_queries(args: list[str]) -> None:
 def remove_source(args: list[str]) -> None:
     shared, settings = parse_config(SharedSettings, RemoveSettings, args=args)
     with shared.lock(), shared.open() as index:
+        if index.identity is not None:
+            index.commit()  # What an interrupted run has written.
         names = [] if index.identity is None else index.sources()
         if settings.name not in names:
             raise VectorIndexError(

@@ -1,9 +1,11 @@
 """examples/semantic_search.py on small data: what it finds, what it embeds again, and what it refuses."""
 
+import json
 from pathlib import Path
 
 import lancedb
 import numpy as np
+import pyarrow.feather
 import pytest
 import torch
 from datasets import Dataset
@@ -49,6 +51,8 @@ def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, t
     encoder = SentenceTransformer(str(model), prompts={"query": "question: ", "document": "text: "})
     encoder.save(str(tmp_path / "prompted"))
     index(corpus, model=tmp_path / "prompted")
+    identity = LanceDBIndex(tmp_path / "index").identity
+    assert (identity["query_prompt"], identity["document_prompt"]) == ("question: ", "text: ")
     (hits,) = query("a list of numbers", top_k=1)
     vectors = unit(encoder.encode(["question: a list of numbers", f"text: {hits[0]['text']}"], prompt=""))
     assert abs(hits[0]["score"] - vectors[0] @ vectors[1]) < 1e-5
@@ -63,55 +67,45 @@ def test_only_what_changed_is_embedded_again(index, query, corpus, texts, tmp_pa
     del rows["d5"]
     assert index(write_rows(corpus, rows), "--id_column=id") == [2, 2, 8, 1, 0]
     after = stored(tmp_path / "index")
+    assert {document for document, _ in after} == rows.keys()
     assert {document: row["text"] for (document, _), row in after.items()} == rows
-    assert all(after[document, 0] == before[document, 0] for document in rows.keys() - {"d3", "new"})
+    for document in rows.keys() - {"d3", "new"}:
+        assert after[document, 0] == before[document, 0]
     assert query("something else", top_k=1)[0][0]["document"] == "d3"
-
-
-def test_an_interruption_loses_the_last_portion_only(index, corpus, tmp_path, monkeypatch):
-    write, portions = LanceDBIndex.write, []
-
-    def killed(self, passages, vectors, replaced):
-        portions.append(passages)
-        if len(portions) == 8:
-            raise KeyboardInterrupt
-        write(self, passages, vectors, replaced)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LanceDBIndex, "write", killed)
-        index(corpus, "--id_column=id", write_every=4)
-    assert index(corpus, "--id_column=id", write_every=4)[:3] == [32, 32, 28]
-    assert len(stored(tmp_path / "index")) == 60
 
 
 def test_sources_do_not_touch_each_other(index, tmp_path, texts):
     first = write_rows(tmp_path / "it's.jsonl", {"a": texts[0], "b": texts[1]})
     second = write_rows(tmp_path / "second.jsonl", {"a": texts[2], "c": texts[1]})
-    assert index(first, "--id_column=id") == index(second, "--id_column=id") == [2, 2, 0, 0, 0]
+    assert index(first, "--id_column=id") == [2, 2, 0, 0, 0]
+    assert index(second, "--id_column=id") == [2, 2, 0, 0, 0]
     write_rows(first, {"a": texts[0]})
     assert index(first, "--id_column=id") == [0, 0, 1, 1, 0]
     rows = LanceDBIndex(tmp_path / "index").table.to_arrow().to_pylist()
-    assert sorted((row["source"], row["document"], row["text"]) for row in rows) == [
+    assert {(row["source"], row["document"], row["text"]) for row in rows} == {
         (str(first), "a", texts[0]), (str(second), "a", texts[2]), (str(second), "c", texts[1])
-    ]  # fmt: skip
+    }  # fmt: skip
     # A moved source keeps its place under a name of its own.
     assert index(first, "--id_column=id", name="mine") == [1, 1, 0, 0, 0]
     assert index(second, "--id_column=id", name="mine") == [2, 2, 0, 0, 0]
 
 
-def test_a_source_can_be_removed_by_its_name(index, query, corpus, tmp_path, texts, capsys):
+def test_a_source_can_be_removed_by_its_name(index, query, corpus, model, tmp_path, texts, capsys):
     moved = write_rows(tmp_path / "moved.jsonl", {"a": texts[0], "b": texts[1]})
     index(moved)
-    index(corpus)
-    remove = ["remove", "--index", str(tmp_path / "index"), "--name"]
+    settings = ["--index", str(tmp_path / "index"), "--device", "cpu"]
+    semantic_search.main(["index", *settings, "--model", str(model), "--source", str(corpus)])
+    assert capsys.readouterr().out.endswith(f"also in {tmp_path / 'index'}: {moved}\n")
+    found = {hit["source"] for hit in query(texts[0], top_k=100)[0]}
+    assert found == {str(moved), str(corpus)}
     with pytest.raises(VectorIndexError, match=f"holds no source 'gone'; it holds {corpus}, {moved}"):
-        semantic_search.main([*remove, "gone"])
-    semantic_search.main([*remove, str(moved)])
+        semantic_search.main(["remove", *settings[:2], "--name", "gone"])
+    semantic_search.main(["remove", *settings[:2], "--name", str(moved)])
     assert "2 documents removed" in capsys.readouterr().out
     assert {hit["source"] for hit in query(texts[0], top_k=100)[0]} == {str(corpus)}
 
 
-def test_rows_without_ids_are_told_apart_by_their_text(index, texts, tmp_path):
+def test_rows_without_ids_are_told_apart_by_their_text(index, corpus, texts, tmp_path):
     rows = [texts[0], texts[1], None, texts[0], " \n", texts[2]]
     Dataset.from_dict({"body": rows}).to_parquet(tmp_path / "rows.parquet")
     assert index(tmp_path / "rows.parquet", column="body") == [3, 3, 0, 0, 3]
@@ -127,15 +121,21 @@ def test_files_are_documents(index, query, texts, tmp_path):
     (docs / "deep" / "two.txt").write_text(texts[1])
     (docs / "empty.md").write_text("")
     assert index(docs) == [2, 2, 0, 0, 1]
-    hit = query(texts[1], top_k=1)[0][0]
-    assert (hit["document"], hit["text"]) == (str(docs / "deep" / "two.txt"), texts[1])
+    assert query(texts[1], top_k=1)[0][0] == {
+        "score": pytest.approx(1, abs=1e-5),
+        "source": str(docs),
+        "document": str(docs / "deep" / "two.txt"),
+        "number": 0,
+        "text": texts[1],
+    }
     (docs / "deep" / "two.txt").unlink()
     assert index(docs) == [0, 0, 1, 1, 1]
     assert index(docs / "*.md") == [1, 1, 0, 0, 1]
 
 
 def test_long_documents_are_passages_that_the_model_reads_whole(index, query, texts, tmp_path, encoder):
-    (tmp_path / "long.txt").write_text(". ".join(texts))
+    long = ". ".join(texts)
+    (tmp_path / "long.txt").write_text(long)
     flags = ["--document_prompt=text: ", "--passage_tokens=40", "--overlap=10"]
     (_, count, *_) = index(tmp_path / "long.txt", *flags)
     rows = [row for _, row in sorted(stored(tmp_path / "index").items())]
@@ -145,7 +145,7 @@ def test_long_documents_are_passages_that_the_model_reads_whole(index, query, te
     expected = unit(encoder.encode([f"text: {row['text']}" for row in rows]))
     assert np.abs(np.array([row["vector"] for row in rows]) - expected).max() < 1e-5
     hit = query(f"text: {rows[7]['text']}", top_k=1)[0][0]
-    assert (hit["number"], hit["text"]) == (7, rows[7]["text"])
+    assert (hit["number"], hit["text"]) == (7, rows[7]["text"]) and hit["score"] > 1 - 1e-5
 
 
 def test_another_model_or_other_settings_are_refused_by_name(index, query, corpus, model, tmp_path):
@@ -182,34 +182,42 @@ def test_a_model_with_its_own_code_needs_leave_to_run_it(index, query, corpus, e
     with pytest.raises(ValueError, match="trust_remote_code"):
         index(corpus, model=tmp_path / "own")
     assert index(corpus, model=tmp_path / "own", trust_remote_code=True)[0] == 60
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        query("text")
     assert len(query("text", trust_remote_code=True, top_k=3)[0]) == 3
 
 
-# Settings, and the name that the error says.
-BAD_SETTINGS = [
-    ({"source": "/nowhere/*.md"}, "/nowhere"),
-    ({"column": "body"}, "'body'"),
-    ({"id_column": "key"}, "'key'"),
-    ({"passage_tokens": 65}, "`passage_tokens` is 65"),
-    ({"passage_tokens": 20, "overlap": 18}, "`overlap` is 18"),
-    ({"truncate_dim": 33}, "`truncate_dim` is 33"),
-]
-BAD_ROWS = [
-    ({"id": ["a", "b"], "text": ["", None]}, "2 documents are empty"),
-    ({"id": ["a", "a"], "text": ["one", "two"]}, "id 'a' belongs to two texts"),
-    ({"id": ["a", None], "text": ["one", "two"]}, "rows.parquet, row 1: 'id'"),
-    ({"id": ["a", "b"], "text": [["a"], ["b"]]}, "row 0: 'text'"),
-]
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"source": "/nowhere/*.md"}, FileNotFoundError, "/nowhere"),
+        ({"column": "body"}, ValueError, "'body'"),
+        ({"id_column": "key"}, ValueError, "'key'"),
+        ({"passage_tokens": 65}, ValueError, "`passage_tokens` is 65"),
+        ({"passage_tokens": 20, "overlap": 18}, ValueError, "`overlap` is 18"),
+        ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33"),
+        ({"colunm": "text"}, ValueError, "'--column'"),
+    ],
+)
+def test_bad_settings_are_refused_before_an_index_is_made(index, corpus, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        index(**({"source": corpus} | changes))
+    assert not (tmp_path / "index").exists()
 
 
-@pytest.mark.parametrize(("changes", "rows", "message"), [
-    *((changes, {"id": ["a"], "text": ["one"]}, message) for changes, message in BAD_SETTINGS),
-    *(({}, rows, message) for rows, message in BAD_ROWS),
-])  # fmt: skip
-def test_bad_settings_and_documents_are_refused_before_an_index_is_made(index, tmp_path, changes, rows, message):
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"id": ["a", "b"], "text": ["", None]}, "2 documents are empty"),
+        ({"id": ["a", "a"], "text": ["one", "two"]}, "id 'a' belongs to two texts"),
+        ({"id": ["a", None], "text": ["one", "two"]}, "rows.parquet, row 1: 'id'"),
+        ({"id": ["a", "b"], "text": [["a"], ["b"]]}, "row 0: 'text'"),
+    ],
+)
+def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, rows, message):
     Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        index(**{"source": tmp_path / "rows.parquet", "id_column": "id"} | changes)
+    with pytest.raises(ValueError, match=message):
+        index(tmp_path / "rows.parquet", "--id_column=id")
     assert not (tmp_path / "index").exists()
 
 
@@ -224,3 +232,58 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
     lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])
     with pytest.raises(VectorIndexError, match="holds a table of another program"):
         index(corpus, index=tmp_path / "other")
+
+
+def test_the_command_line_with_weaviate(index, corpus, texts, tmp_path, monkeypatch, capsys):
+    """Against a stand-in that speaks the server's protocols; no real server has run."""
+    pytest.importorskip("weaviate")
+    from tests.search.weaviate_standin import FakeWeaviateServer
+
+    monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
+    with FakeWeaviateServer() as server:
+        location = {"index": "Docs", "weaviate_url": server.url, "weaviate_grpc_port": server.grpc_port}
+        rows = {f"d{i}": text for i, text in enumerate(texts)} | {"long": " ".join(texts[:20])}
+        first = index(write_rows(corpus, rows), "--id_column=id", **location)
+        assert first[0] == 61 and first[1] == len(server.objects["Docs"]) > 65
+        # What an interruption leaves of a document is written again.
+        key = next(key for key, (one, _) in server.objects["Docs"].items() if one["document"] == "long")
+        del server.objects["Docs"][key], rows["d5"]
+        assert index(write_rows(corpus, rows), "--id_column=id", **location)[::2] == [1, 59, 0]
+        index(corpus, "--id_column=id")
+        found = []
+        for flags in (location, {"index": tmp_path / "index"}):
+            names = [f"--{key}={value}" for key, value in flags.items()]
+            semantic_search.main(
+                ["query", *names, "--device=cpu", "--json", "--top_k=8", "--text", "a list of numbers"]
+            )
+            found.append(json.loads(capsys.readouterr().out)["hits"])
+        for one, two in zip(*found, strict=True):
+            assert abs(one.pop("score") - two.pop("score")) < 1e-5 and one == two
+
+
+def test_a_large_source_is_one_transaction_and_an_interruption_loses_one_portion(index, corpus, tmp_path, monkeypatch):
+    """LanceDB keeps a version, with a list of all files, of each transaction."""
+    write = LanceDBIndex.write
+
+    def killed(self, passages, vectors, replaced):
+        write(self, passages, vectors, replaced)
+        if len(list(self.waiting.iterdir())) == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LanceDBIndex, "write", killed)
+        index(corpus, "--id_column=id", write_every=4)
+    assert index(corpus, "--id_column=id", write_every=4)[:3] == [32, 32, 28]
+    interrupted = stored(tmp_path / "index")
+    index(corpus, "--id_column=id", write_every=4, index=tmp_path / "whole")
+    whole = LanceDBIndex(tmp_path / "whole").table
+    assert interrupted.keys() == stored(tmp_path / "whole").keys()
+    # The table, two indexes, the passages, and both indexes of them.
+    assert whole.version <= 6 and not (tmp_path / "whole" / "waiting").exists()
+    # An interruption between a transaction and the end leaves nothing twice.
+    again = LanceDBIndex(tmp_path / "whole")
+    rows = again.table.to_arrow().slice(0, 8)
+    again.waiting.mkdir()
+    pyarrow.feather.write_feather(rows, str(again.waiting / "000000.feather"))
+    again.commit()
+    assert stored(tmp_path / "whole").keys() == interrupted.keys()

@@ -66,7 +66,10 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
                 # What a server fills in.
                 defaults = {"indexFilterable": True, "indexSearchable": True}
                 body["properties"] = [defaults | one for one in body["properties"]]
-                for vector in body["vectorConfig"].values():
+                for one in body["properties"]:
+                    one["name"] = lower_first(one["name"])
+                # A collection of older code has one vector without a name, and its settings beside the others.
+                for vector in body["vectorConfig"].values() if "vectorConfig" in body else [body]:
                     vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector.get("vectorIndexConfig", {})
                 server.schema[body["class"]] = body
                 server.objects[body["class"]] = {}
@@ -111,11 +114,12 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     def BatchObjects(self, request, context):
         errors = []
         for index, one in enumerate(request.objects):
-            properties = dict(one.properties.non_ref_properties.items())
+            properties = {lower_first(name): value for name, value in one.properties.non_ref_properties.items()}
             if properties["text"] in self.refuse:
                 errors.append(batch_pb2.BatchObjectsReply.BatchError(index=index, error="no room"))
                 continue
-            self.objects[one.collection][uuid.UUID(one.uuid)] = (properties, as_vector(one.vector_bytes))
+            vector = as_vector(one.vectors[0].vector_bytes if one.vectors else one.vector_bytes)
+            self.objects[one.collection][uuid.UUID(one.uuid)] = (properties, vector)
         return batch_pb2.BatchObjectsReply(errors=errors)
 
     def BatchDelete(self, request, context):
@@ -131,20 +135,21 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
         # The cursor of the client's iterator goes through the ids in order.
         scores = {}
         found = [(None, key) for key in sorted(stored) if not request.after or key > uuid.UUID(request.after)]
-        if request.near_vector.vectors:
-            query = as_vector(request.near_vector.vectors[0].vector_bytes)
+        near = request.near_vector.vectors[0].vector_bytes if request.near_vector.vectors else None
+        near = near or request.near_vector.vector_bytes
+        if near:
+            query = as_vector(near)
             found = sorted((1 - cosine(query, vector), key) for key, (_, vector) in stored.items())
         if request.bm25_search.query:
             texts = [properties["text"] for properties, _ in stored.values()]
             scores = {key: bm25(request.bm25_search.query, number, texts) for number, key in enumerate(stored)}
             found = [(None, key) for key in sorted(scores, key=lambda key: -scores[key]) if scores[key] > 0]
+        names = request.properties.non_ref_properties or self.property_names(request.collection)
         results = [
             search_get_pb2.SearchResult(
                 properties=search_get_pb2.PropertiesResult(
                     non_ref_props=properties_pb2.Properties(
-                        fields={
-                            name: as_value(name, stored[key][0][name]) for name in request.properties.non_ref_properties
-                        }
+                        fields={name: as_value(name, stored[key][0][name]) for name in names}
                     )
                 ),
                 metadata=search_get_pb2.MetadataResult(
@@ -160,6 +165,14 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
             for distance, key in found[: request.limit]
         ]
         return search_get_pb2.SearchReply(results=results)
+
+    def property_names(self, collection: str) -> list[str]:
+        return [one["name"] for one in self.schema[collection]["properties"]]
+
+
+def lower_first(name: str) -> str:
+    """What the server makes of a property's name."""
+    return name[:1].lower() + name[1:]
 
 
 def as_vector(data: bytes) -> np.ndarray:

@@ -2,13 +2,19 @@
 
 import hashlib
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 
+import numpy as np
+import torch
 import xxhash
 from tqdm import tqdm
 
 from neobert_hf.data.tables import holds_documents, is_empty, local_files, read_rows
+from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.passages import Passage
 
@@ -40,7 +46,7 @@ class SourceSettings:
         default=4096, metadata={"help": "passages between two writes, which an interruption can lose"}
     )
 
-    @property
+    @cached_property
     def name_in_index(self) -> str:
         if self.name:
             return self.name
@@ -67,73 +73,105 @@ class SourceSettings:
 
 
 class Documents:
-    """The documents of a source that an index lacks.
+    """Which documents of a source the index lacks, in some 30 bytes a document: corpora are larger than memory.
 
-    Of each document only two numbers are kept, the hashes of its id and of its text: corpora are larger than memory.
+    Documents are numbered as `read_documents` gives them, and compared by 64-bit hashes of their ids and texts.
 
     Attributes:
-        total: how many documents the source has.
-        count: how many of them count: they have text, and their id occurs here first.
-        missing: those that have to be embedded, as far as `compare` knows: the hash of the text by that of the id.
-        replaced: those of them that are stored with another text, by the hash of the id.
+        total: how many the source has.
+        rows: the numbers of those that count (documents,): they have text, and their id occurs here first.
+        missing: whether each of the `total` documents has to be embedded, as far as `compare` knows.
+        replaced: whether it is stored with another text.
 
     Raises:
         ValueError: if an id belongs to two texts, or there is no text at all.
     """
 
     def __init__(self, source: SourceSettings):
-        self.source, self.total = source, 0
-        self.missing: dict[int, int] = {}
-        self.replaced: set[int] = set()
+        self.source = source
+        ids, texts = array("Q"), array("Q")
         for document, text_hash, text in tqdm(source.read_documents(), desc="reading", unit=" documents"):
-            self.total += 1
-            if text is None:
-                continue
-            # The first text of this id, if there was one before.
-            first = self.missing.setdefault(_number(document), _number(text_hash))
-            if first != _number(text_hash):
-                raise ValueError(f"The id {document!r} belongs to two texts: name an `id_column` without repeats.")
-        self.count = len(self.missing)
-        if not self.count:
+            ids.append(_hash_of_id(document))
+            texts.append(_NO_TEXT if text is None else _number(text_hash))
+        # Views of the arrays, not copies of them.
+        ids, self.texts = np.frombuffer(ids, np.uint64), np.frombuffer(texts, np.uint64)
+        self.total = len(ids)
+        # The rows with text by their ids. The order is stable, so of equal ids the first row comes first.
+        rows = np.argsort(ids, kind="stable")
+        rows = rows[self.texts[rows] != _NO_TEXT]
+        if not len(rows):
             raise ValueError(f"The source has no text: all of its {self.total:,} documents are empty.")
+        ids = ids[rows]
+        repeats = np.append(False, ids[1:] == ids[:-1])
+        same_id = np.flatnonzero(repeats)
+        if len(other := same_id[self.texts[rows[same_id]] != self.texts[rows[same_id - 1]]]):
+            document, *_ = next(islice(source.read_documents(), int(rows[other[0]]), None))
+            raise ValueError(f"The id {document!r} belongs to two texts: name an `id_column` without repeats.")
+        self.rows, self.ids = rows[~repeats], ids[~repeats]
+        self.missing, self.replaced = np.zeros(self.total, bool), np.zeros(self.total, bool)
+        self.missing[self.rows] = True
 
     def compare(self, stored: Iterable[tuple[str, str]]) -> list[str]:
         """Tell what is stored already, from `VectorIndex.document_hashes`. Returns the ids that are gone, sorted."""
         gone = []
         for document, text_hash in stored:
-            own = _number(document)
-            if own not in self.missing:
+            own = _hash_of_id(document)
+            place = np.searchsorted(self.ids, own)
+            if place == len(self.ids) or self.ids[place] != own:
                 gone.append(document)
-            elif self.missing[own] == _number(text_hash):
-                del self.missing[own]
+            elif self.texts[self.rows[place]] == _number(text_hash):
+                self.missing[self.rows[place]] = False
             else:
-                self.replaced.add(own)
+                self.replaced[self.rows[place]] = True
         return sorted(gone)
 
     def passages(self, encoder: PassageEncoder) -> Iterator[tuple[list[Passage], list[str]]]:
-        """The passages of the missing documents, in portions, and the ids of those documents that are replaced.
+        """The passages of the documents that are missing, in portions, and which of these documents are replaced.
 
         All passages of a document are in one portion.
         """
-        missing, name = dict(self.missing), self.source.name_in_index
-        portion, replaced = [], []
-        with tqdm(total=len(missing), desc="embedding", unit=" documents") as progress:
-            for document, text_hash, text in self.source.read_documents() if missing else ():
-                # The first document of this id and text; the others repeat it.
-                if text is None or missing.pop(_number(document), None) is None:
+        portion, replaced, source = [], [], self.source
+        with tqdm(total=int(self.missing.sum()), desc="embedding", unit=" documents") as progress:
+            for number, (document, text_hash, text) in enumerate(source.read_documents() if progress.total else ()):
+                if not self.missing[number]:
                     continue
                 parts = encoder.split(text)
                 portion += [
-                    Passage(name, document, place, len(parts), text_hash, part) for place, part in enumerate(parts)
+                    Passage(source.name_in_index, document, place, len(parts), text_hash, part)
+                    for place, part in enumerate(parts)
                 ]
-                replaced += [document] if _number(document) in self.replaced else []
-                if len(portion) >= self.source.write_every:
+                replaced += [document] if self.replaced[number] else []
+                if len(portion) >= source.write_every:
                     yield portion, replaced
                     portion, replaced = [], []
                 progress.update()
         if portion:
             yield portion, replaced
 
+    def context(self, encoder: PassageEncoder) -> torch.Tensor:
+        """The context of a contextual model: a passage of each document that is drawn, or more if there are few.
 
-def _number(text: str) -> int:
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+        Documents that are added later are embedded with the same context, and so are queries: embeddings made with two
+        contexts cannot be compared.
+        """
+        size, generator = encoder.model[0].model.config.context_size, np.random.default_rng(0)
+        drawn = set(generator.choice(self.rows, min(size, len(self.rows)), replace=False).tolist())
+        documents = enumerate(self.source.read_documents())
+        passages = [encoder.split(text) for number, (*_, text) in documents if number in drawn]
+        chosen = [part for parts in passages for part in parts]
+        if len(passages) == size:
+            chosen = [parts[generator.integers(len(parts))] for parts in passages]
+        prompt = encoder.identity["document_prompt"]
+        return embed_context(encoder.model, chosen, seed=0, prompt=prompt, batch_size=self.source.batch_size)
+
+
+_NO_TEXT = 0
+
+
+def _hash_of_id(document: str) -> int:
+    return xxhash.xxh3_64_intdigest(document.encode("utf-8", "surrogatepass"))
+
+
+def _number(text_hash: str) -> int:
+    """The first 64 bits of a hash; of a document that is stored in part, which has an empty one, as of no text."""
+    return int(text_hash[:16] or "0", 16)

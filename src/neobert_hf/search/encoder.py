@@ -1,5 +1,6 @@
 """The embedding model of an index: it cuts documents, embeds passages and queries, and records how it does so."""
 
+import json
 import os
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from neobert_hf.common.fingerprints import check_same_settings, depends_on
+from neobert_hf.common.fingerprints import check_same_settings, fingerprint
 from neobert_hf.embeddings.models import (
     check_finite,
     embedding_fingerprint,
@@ -17,6 +18,7 @@ from neobert_hf.embeddings.models import (
     load_embedding_model,
 )
 from neobert_hf.embeddings.prompts import note_on_prompt, prompt_of
+from neobert_hf.search.index import VectorIndex
 from neobert_hf.search.passages import split_passages
 
 
@@ -55,15 +57,20 @@ class PassageEncoder:
     Attributes:
         identity: all that the vectors depend on, and the name by which the model can be found.
         text_tokens: how many tokens of a text fit into a passage, beside the prompt and the special tokens.
+        context: for a contextual model, the context that it reads with every text; see `use_context`.
     """
 
     def __init__(self, settings: EmbeddingSettings, device: str | None = None, trust_remote_code: bool = False):
-        name, options = settings.model, {"truncate_dim": settings.truncate_dim, "trust_remote_code": trust_remote_code}
-        self.model = load_embedding_model(name, getattr(torch, settings.dtype), device=device, **options)
-        if is_contextual(self.model):
-            raise ValueError(f"{name} is a contextual model, which an index cannot hold: see docs/guides/embed.md.")
+        self.model = load_embedding_model(
+            settings.model,
+            getattr(torch, settings.dtype),
+            device=device,
+            truncate_dim=settings.truncate_dim,
+            trust_remote_code=trust_remote_code,
+        )
+        name, limit, tokenizer = settings.model, self.model.max_seq_length, self.model.tokenizer
         self.is_trained = kind_of(name, trust_remote_code) is not None
-        limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
+        self.context: torch.Tensor | None = None
         prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
         prompts = {kind: prompt_of(self.model, kind) if given is None else given for kind, given in prompts.items()}
         # Of a passage of a thousand tokens a small model's vector says little.
@@ -72,21 +79,30 @@ class PassageEncoder:
             raise ValueError(f"`passage_tokens` is {size}; the model reads {limit}.")
         prompt = tokenizer(prompts["document"], add_special_tokens=False)["input_ids"]
         self.text_tokens = size - len(prompt) - tokenizer.num_special_tokens_to_add()
-        self.identity = depends_on(
+        self.identity = {
             # Absolute, so that it is found from any working directory.
-            model=os.path.abspath(name) if os.path.isdir(name) else name,
-            fingerprint=embedding_fingerprint(self.model),
-            pooling=[module.pooling_mode for module in self.model if isinstance(module, Pooling)],
-            dimension=self.model.get_embedding_dimension(),
-            truncate_dim=settings.truncate_dim,
-            dtype=settings.dtype,
-            max_length=limit,
-            passage_tokens=size,
-            overlap=settings.overlap,
-            query_prompt=prompts["query"],
-            document_prompt=prompts["document"],
-        )
+            "model": os.path.abspath(name) if os.path.isdir(name) else name,
+            "fingerprint": embedding_fingerprint(self.model),
+            "pooling": [module.pooling_mode for module in self.model if isinstance(module, Pooling)],
+            "dimension": self.model.get_embedding_dimension(),
+            "truncate_dim": settings.truncate_dim,
+            "dtype": settings.dtype,
+            "max_length": limit,
+            "passage_tokens": size,
+            "overlap": settings.overlap,
+            "query_prompt": prompts["query"],
+            "document_prompt": prompts["document"],
+        }
         self.split("")  # Refuses an overlap that is too long, before any work.
+
+    @property
+    def needs_context(self) -> bool:
+        return self.context is None and is_contextual(self.model)
+
+    def use_context(self, context: torch.Tensor) -> None:
+        """Let a contextual model read a context, from `embed_context`. Its hash becomes a part of the identity."""
+        self.context = context
+        self.identity["context"] = fingerprint(context.float())
 
     def split(self, text: str) -> list[str]:
         """Cut a document into passages short enough for the model to read whole, together with the prompt."""
@@ -98,26 +114,31 @@ class PassageEncoder:
         Returns:
             Vectors of length 1: (texts, dimension) in float32. Raises FloatingPointError if one is not finite.
         """
+        if self.needs_context:
+            raise ValueError("A contextual model embeds with the context of its index: call `use_context` first.")
         encode = {"query": self.model.encode_query, "document": self.model.encode_document}[kind]
         options = {"batch_size": batch_size, "normalize_embeddings": True, "show_progress_bar": False}
+        if self.context is not None:
+            options["dataset_embeddings"] = self.context
         # Unlike None, an empty prompt also keeps the model from using its own.
         vectors = encode(texts, prompt=self.identity[f"{kind}_prompt"], **options)
         check_finite(vectors, texts)
         return vectors
 
-    def check_index(self, name: str, identity: dict) -> None:
-        """Refuse an index whose vectors could not be compared with those of this encoder.
+    def join(self, name: str, index: VectorIndex) -> None:
+        """Prepare for an existing index: a contextual model gets the context that the index was made with.
 
         The model's name may differ, since a folder can be moved: the fingerprint is what counts.
 
-        Args:
-            name, identity: of the index.
-
         Raises:
-            SettingsMismatch: naming the settings that differ.
+            SettingsMismatch: if the vectors could not be compared with those of the index.
         """
-        advice = f"Use {identity['model']} and the settings of the index, or make another index."
-        check_same_settings(f"The index {name}", identity | {"model": ""}, self.identity | {"model": ""}, advice)
+        if self.needs_context and "context" in index.identity:
+            self.use_context(index.read_context())
+        # In the form that is stored: JSON turns a tuple of pooling modes into a list.
+        current = json.loads(json.dumps(self.identity))
+        advice = f"Use {index.identity['model']} and the settings of the index, or make another index."
+        check_same_settings(f"The index {name}", index.identity | {"model": ""}, current | {"model": ""}, advice)
 
     def notes(self) -> list[str]:
         """Notes for the user: texts get another prompt than the model's own, vectors are compared in another way than

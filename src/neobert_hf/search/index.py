@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from neobert_hf.search.passages import Passage
 
@@ -21,7 +22,7 @@ CANDIDATES = 200
 
 
 class VectorIndexError(ValueError):
-    """An index is missing, cannot be reached, or belongs to another program."""
+    """An index is missing, cannot be reached, or was made in another way."""
 
 
 @dataclass
@@ -45,8 +46,7 @@ class VectorIndex(ABC):
     identity: dict | None
 
     @abstractmethod
-    def create(self, identity: dict) -> None:
-        """Make the index. Of the identity, `dimension` is the length of its vectors; the rest is stored as it is."""
+    def create(self, identity: dict) -> None: ...
 
     @abstractmethod
     def document_hashes(self, source: str) -> Iterable[tuple[str, str]]:
@@ -60,9 +60,14 @@ class VectorIndex(ABC):
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
         """Write documents of one source, each with all its passages; vectors (passages, dimension) have length 1.
 
+        They are found after `commit`, and kept if the run is interrupted before.
+
         Args:
-            replaced: those of the documents that are stored already, with other passages, which are deleted.
+            replaced: those of the documents that are stored already, with other passages.
         """
+
+    def commit(self) -> None:  # noqa: B027  (not every database needs it)
+        """Make all that was written a part of the index, in few transactions."""
 
     @abstractmethod
     def delete(self, source: str, documents: list[str]) -> None: ...
@@ -97,7 +102,15 @@ class VectorIndex(ABC):
             found[hit.source, hit.document, hit.number] = hit
         return sorted(found.values(), key=lambda hit: -hit.score)[:limit]
 
-    def optimize(self) -> None:  # noqa: B027  (not every database needs it)
+    def write_context(self, context: torch.Tensor) -> None:
+        """Store the context of a contextual model, (context_size, hidden_size). Called before `create`."""
+        raise VectorIndexError("This database keeps no context of a contextual model: use LanceDB, or another model.")
+
+    def read_context(self) -> torch.Tensor:
+        """The stored context."""
+        raise VectorIndexError("This database keeps no context.")
+
+    def optimize(self) -> None:  # noqa: B027
         """Let the search know the new passages."""
 
     def close(self) -> None:  # noqa: B027

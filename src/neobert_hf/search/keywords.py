@@ -47,6 +47,7 @@ def ndcg_with_words(
         index.create(encoder.identity)
         passages = [Passage("", str(number), 0, 1, "", text) for number, text in enumerate(documents)]
         index.write(passages, encoder.embed("document", documents), replaced=[])
+        index.commit()
         index.optimize()
         by_words = ndcg(lambda query, vector: [hit for hit, _ in index.match(query, vector, cutoff)])
         by_weight = {

@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import lancedb
 import numpy as np
 import pyarrow as pa
+import torch
 from lancedb.index import FTS, BTree, IvfPq
 from lancedb.query import MatchQuery
+from pyarrow.feather import read_table, write_feather
+from safetensors.torch import load_file, save_file
 
-from neobert_hf.common.files import write_json
+from neobert_hf.common.files import atomic_write, write_json
 from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError
 from neobert_hf.search.passages import Passage
 
@@ -20,25 +24,30 @@ from neobert_hf.search.passages import Passage
 TABLE = "passages"
 IDENTITY_KEY = b"neobert_hf"  # A key of the table's metadata.
 FOUND = ["source", "document", "number", "text"]
+# Files of replaced documents that are merged at once, in memory: 131,072 passages as `write_every` is.
+MERGED_FILES = 32
 # A search compares the query with every passage. From this many on, it looks at the most promising ones only.
 EXACT_BELOW = 100_000
 # It looks into 50 parts of the index and compares 100 times as many vectors as it returns. With LanceDB's own values,
 # 20 and 1, it found 0.12 of the 10 nearest of a million vectors that are hard to tell apart, with these 0.993.
 PARTS, REFINE = 50, 100
-# An approximate search that finds less of the 10 nearest is not used.
-LEAST_RECALL = 0.95
 # LanceDB would read 2 GB of a table ahead, and so keep the vectors of a million passages in memory.
 os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(16 * 2**20))
+# An approximate search that finds less of the 10 nearest is not used.
+LEAST_RECALL = 0.95
 
 
 class LanceDBIndex(VectorIndex):
     """A folder with one table.
 
-    Beside it `recall.json` says how much of the nearest an approximate search finds, once there are enough passages.
+    Beside it `waiting/` holds what was written since the last commit, and `recall.json` says how much of the nearest an
+    approximate search finds, if the table has one.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.recall_file = folder, folder / "recall.json"
+        self.folder = folder
+        self.context_file, self.recall_file = folder / "context.safetensors", folder / "recall.json"
+        self.waiting, self.new = folder / "waiting", []
         if folder.is_file():
             raise VectorIndexError(f"{folder} is a file; an index is a folder.")
         self.table = self.identity = None
@@ -59,7 +68,7 @@ class LanceDBIndex(VectorIndex):
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema, mode=mode)
         # For English: words are compared by their stems, and stop words are left out.
         self.table.create_index("text", config=FTS())
-        # Documents are removed by their ids.
+        # Documents are replaced and removed by their ids.
         self.table.create_index("document", config=BTree())
         self.identity = identity
 
@@ -74,13 +83,39 @@ class LanceDBIndex(VectorIndex):
         return sorted({source for batch in batches for source in batch["source"].unique().to_pylist()})
 
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
-        self.delete(passages[0].source, replaced)
-        self.table.add([asdict(passage) | {"vector": vector} for passage, vector in zip(passages, vectors)])
+        # Each transaction leaves a version with a list of all files. So passages wait in files, and memory holds one
+        # portion of them.
+        columns = {field.name: [getattr(passage, field.name) for passage in passages] for field in fields(Passage)}
+        columns["vector"] = list(vectors)
+        rows = pa.table(columns, schema=self.table.schema.remove_metadata())
+        self.waiting.mkdir(exist_ok=True)
+        file = self.waiting / f"{len(list(self.waiting.iterdir())):06}.feather"
+        with atomic_write(file) as partial:
+            write_feather(rows, str(partial))
+        if not replaced:
+            self.new.append(file)
+
+    def commit(self) -> None:
+        if self.new:
+            batches = (batch for file in self.new for batch in read_table(file, memory_map=False).to_batches())
+            self.table.add(batches)
+        # Files of an interrupted run may have been added before it could delete them; to merge them again does nothing.
+        others = sorted(set(self.waiting.glob("*.feather")) - set(self.new))
+        for start in range(0, len(others), MERGED_FILES):
+            self._merge(pa.concat_tables(map(read_table, others[start : start + MERGED_FILES])))
+        self.new = []
+        shutil.rmtree(self.waiting, ignore_errors=True)
+
+    def _merge(self, rows: pa.Table) -> None:
+        """Put documents in the place of what is stored of them, in one transaction: nobody finds the index without."""
+        documents = rows["document"].unique().to_pylist()
+        merge = self.table.merge_insert(["source", "document", "number"])
+        merge = merge.when_matched_update_all().when_not_matched_insert_all()
+        merge.when_not_matched_by_source_delete(_condition(rows["source"][0].as_py(), documents)).execute(rows)
 
     def delete(self, source: str, documents: list[str]) -> None:
         for start in range(0, len(documents), 100_000):
-            some = ", ".join(map(_quote, documents[start : start + 100_000]))
-            self.table.delete(f"source = {_quote(source)} AND document IN ({some})")
+            self.table.delete(_condition(source, documents[start : start + 100_000]))
 
     def search(self, vector: np.ndarray, limit: int, exact: bool = False) -> list[Hit]:
         query = self.table.search(vector).distance_type("cosine").nprobes(PARTS).refine_factor(REFINE)
@@ -95,6 +130,14 @@ class LanceDBIndex(VectorIndex):
             keywords, found = row.pop("_score"), np.array(row.pop("vector"))
             matching.append((Hit(score=float(found @ vector), **row), keywords))
         return matching
+
+    def write_context(self, context: torch.Tensor) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.context_file) as partial:
+            save_file({"context": context.contiguous()}, partial)
+
+    def read_context(self) -> torch.Tensor:
+        return load_file(self.context_file)["context"]
 
     def optimize(self) -> None:
         # It also joins small files.
@@ -115,12 +158,24 @@ class LanceDBIndex(VectorIndex):
     def _recall(self) -> float:
         """The share of the 10 nearest passages that the approximate search finds, for 100 stored vectors."""
         drawn = np.random.default_rng(0).choice(self.table.count_rows(), 100, replace=False)
-        found = 0
-        for vector in self.table.take_offsets(drawn.tolist()).select(["vector"]).to_arrow()["vector"].to_numpy():
-            # The nearest is the passage itself. The two ways of computing a cosine differ by rounding.
-            tenth = self.search(vector, 11, exact=True)[-1].score - 1e-5
-            found += sum(hit.score > tenth for hit in self.search(vector, 11)[1:])
-        return found / 1000
+        queries = np.stack(self.table.take_offsets(drawn.tolist()).select(["vector"]).to_arrow()["vector"].to_numpy())
+        # The highest cosines of each query, (11, 100), the lowest first: the nearest one is the passage itself.
+        highest = np.full((11, len(queries)), -1, np.float32)
+        for batch in self.table.search().select(["vector"]).to_batches():
+            cosines = batch["vector"].flatten().to_numpy().reshape(len(batch), -1) @ queries.T
+            highest = np.partition(np.concatenate([highest, cosines]), -11, axis=0)[-11:]
+        # The two ways of computing a cosine differ by rounding.
+        found = [
+            hit.score > tenth - 1e-5
+            for vector, tenth in zip(queries, highest.min(axis=0))
+            for hit in self.search(vector, 11)[1:]
+        ]
+        return sum(found) / (10 * len(queries))
+
+
+def _condition(source: str, documents: list[str]) -> str:
+    """The condition, in SQL, that a passage belongs to one of these documents."""
+    return f"source = {_quote(source)} AND document IN ({', '.join(map(_quote, documents))})"
 
 
 def _quote(text: str) -> str:
