@@ -74,6 +74,26 @@ def test_processes_and_accumulation_give_the_same_weights(flags, one_process, tm
         assert_close(tmp_path / str(processes), one_process, weights=2e-5)
 
 
+@pytest.mark.slow
+def test_killed_twice_on_two_processes(flags, tmp_path):
+    # Dropout, too: each process restores its own generator.
+    changes = {"dropout": 0.1, "max_steps": 32, "save_steps": 4}
+    start_together(flags(**changes, output_dir=tmp_path / "whole")).finish()
+    folder = tmp_path / "run"
+    for kill in range(2):
+        seen = last_step(folder)
+        training = start_together(flags(**changes))
+        while last_step(folder) < seen + 4 + 4 * kill:
+            training.check_running()
+        training.kill()
+    assert "resuming from" in start_together(flags(**changes)).finish()
+    assert_close(folder, tmp_path / "whole", weights=0.0, loss=0.0)
+
+
+def last_step(folder: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in complete_checkpoints(folder)), default=0)
+
+
 def test_sigterm_to_the_launcher_stops_all_processes_at_one_step(flags, tmp_path):
     accelerate = Path(sys.executable).with_name("accelerate")
     # Port 0: a free one.
