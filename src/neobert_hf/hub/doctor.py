@@ -99,7 +99,7 @@ def check_tensors(folder: Path) -> str:
             raise ValueError(f"dtype {dtype}, but config.json says {config.dtype}: loading would round the weights")
     model = load_model(find_class(config), folder)
     values = sum(tensor.numel() for tensor in tensors.values())
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}))
     return f"{len(tensors)} tensors of a {type(model).__name__}, {values:,} {dtype} values, finite"
 
 

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.common.paths import check_exists
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
@@ -93,6 +94,8 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, Inst
         model was saved with.
     """
     tasks = benchmark_tasks(settings.benchmark)
+    if settings.local_tasks:
+        check_exists(settings.local_tasks, "local_tasks")
     local, instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
     if settings.instructions is not None:
         instructions = read_instructions(settings.instructions, tasks) | instructions
