@@ -31,6 +31,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.cpu_neobert import PackedLinear
 from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.teacher import load_teacher, states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
@@ -150,19 +151,6 @@ def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, 
     return [tokenizer.decode(ids[start * size : (start + 1) * size]) for start in range(count)]
 
 
-def pack_linear_layers(model: nn.Module) -> None:
-    """Keep the weights of all linear layers in the layout that oneDNN multiplies with, as `prepare_for_inference()`
-    does in the blocks of a NeoBERT."""
-    for layer in model.modules():
-        if type(layer) is nn.Linear:
-            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
-            layer.forward = partial(_packed_product, weight=packed, bias=layer.bias)
-
-
-def _packed_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(states, weight, bias, "none", [], "")
-
-
 def prepared(folder: str, int8: bool) -> SentenceTransformer:
     """A model prepared for a CPU as well as PyTorch can: packed weights in float32, or products in int8."""
     model = SentenceTransformer(folder, device="cpu").float().eval().requires_grad_(False)
@@ -172,7 +160,10 @@ def prepared(folder: str, int8: bool) -> SentenceTransformer:
     elif int8:
         model[0].model = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear})
     else:
-        pack_linear_layers(encoder)
+        for layer in encoder.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = PackedLinear
+                layer.pack()
     return model
 
 

@@ -24,7 +24,7 @@ class PackedLinear(nn.Linear):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.requires_grad:
             self._refuse()
-        return torch.ops.mkldnn._linear_pointwise.default(hidden_states, self.packed, None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(hidden_states, self.packed, self.bias, "none", [], "")
 
     def _refuse(self, *args, **kwargs) -> None:
         raise RuntimeError(

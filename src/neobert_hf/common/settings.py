@@ -22,7 +22,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 
-from neobert_hf.common.paths import beside_file
+from neobert_hf.common.paths import beside_file, check_exists
 
 
 Entry = TypeVar("Entry")
@@ -154,12 +154,14 @@ def _beside(file: str, value: str, kind: bool | str) -> str:
     return name + equals + beside_file(file, path, or_id=kind is not True)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; an empty one for an empty file.
+def read_yaml(path: str | Path, setting: str = "config") -> dict[str, Any]:
+    """The mapping in a YAML file that a setting names; an empty one for an empty file.
 
     Raises:
+        FileNotFoundError: naming the setting and the most similar file.
         ValueError: if it is not valid YAML or does not hold a mapping.
     """
+    check_exists(str(path), setting)
     with open(path, encoding="utf-8") as file:
         try:
             content = yaml.safe_load(file) or {}

@@ -184,7 +184,7 @@ def read_descriptions(path: str, only: Sequence[str] = ()) -> TrainingData:
     Raises:
         ValueError: naming the dataset and the key that is unknown, missing or of the wrong type.
     """
-    content = read_yaml(path)
+    content = read_yaml(path, "datasets")
     if unknown := content.keys() - {"train", "evaluation"}:
         raise ValueError(f"{path} has the unknown key {min(unknown)!r}; it may hold `train` and `evaluation`.")
     # `null` in place of a dataset's keys switches it off.

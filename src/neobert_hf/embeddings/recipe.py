@@ -15,7 +15,7 @@ from transformers import set_seed
 
 from neobert_hf.common.files import check_inputs
 from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
-from neobert_hf.common.paths import check_exists, check_model_exists
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
@@ -88,7 +88,6 @@ def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = 
     with training_folder(arguments, "embedding training", WRITES, models | {"datasets": settings.datasets}):
         for name, path in models.items():
             check_model_exists(path, name)
-        check_exists(settings.datasets, "datasets")
         set_seed(arguments.seed)
         data = read_data(settings, arguments)
         identity = run_identity(settings, arguments, data)

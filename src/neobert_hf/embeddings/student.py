@@ -95,7 +95,7 @@ class Student(nn.Module):
         self.register_buffer("numbers", numbers, persistent=False)
         vectors = torch.cat([file["vectors"] for file in answers.files])
         self.register_buffer("others", F.normalize(vectors, dim=1), persistent=False)
-        self.register_buffer("scale", torch.tensor(length_of_states(answers)))
+        self.register_buffer("scale", torch.tensor(1.0))
 
     @property
     def encoder(self) -> NeoBERTModel:
@@ -158,8 +158,8 @@ def build_student(
             entries = used_entries(teacher, answers)
         transformer, others = new_encoder(settings.sizes(), teacher, entries), []
     width, (_, states, vector) = transformer.model.config.hidden_size, answers[0]
-    layers_behind = [module for module in others if isinstance(module, Dense) and module.out_features == len(vector)]
-    dense = (layers_behind or [Dense(width, len(vector), bias=False, activation_function=nn.Identity())])[0]
+    fitting = [module for module in others if isinstance(module, Dense) and module.out_features == len(vector)]
+    dense = fitting[0] if fitting else Dense(width, len(vector), bias=False, activation_function=nn.Identity())
     model = SentenceTransformer(
         modules=[transformer, Pooling(width, pooling_mode="mean"), dense, Normalize()],
         prompts=teacher.prompts,
@@ -171,9 +171,12 @@ def build_student(
     student = Student(model, head, answers, entries).to(teacher.device)
     if start is None:
         fill_table(student, teacher, answers, entries)
-    elif head is not None:
-        fit_linear_layer(head, student, answers, of_states=True)
-    if not layers_behind and (start is not None or head is not None):
+    else:
+        student.scale.fill_(length_of_states(answers))
+        if head is not None:
+            fit_linear_layer(head, student, answers, of_states=True)
+    # With one linear layer, `fill_table` has filled it.
+    if not fitting and (start is not None or head is not None):
         fit_linear_layer(dense.linear, student, answers, of_states=head is None)
     return student
 
@@ -268,10 +271,11 @@ def means_are_vectors(answers: Answers) -> bool:
 def fill_table(student: Student, teacher: SentenceTransformer, answers: Answers, entries: Sequence[int]) -> None:
     """Give the weights the values that the top of this file describes."""
     encoder, head, width = student.encoder, student.head or student.linear, student.encoder.config.hidden_size
-    means, axes = _token_means(answers, states_alone(teacher, range(vocabulary_size(teacher.tokenizer))))
+    means, axes, scale = _token_means(answers, states_alone(teacher, range(vocabulary_size(teacher.tokenizer))))
+    student.scale.fill_(scale)
     axes = axes[:, : width - 1]
     rows = torch.zeros(len(entries), width)
-    rows[:, : axes.shape[1]] = means[list(entries)] / student.scale.cpu() @ axes
+    rows[:, : axes.shape[1]] = means[list(entries)] / scale @ axes
     rows[:, -1] = (1 - rows.square().sum(1)).clamp(min=1e-4).sqrt()
     encoder.encoder.weight.copy_(rows)
     # RMSNorm makes a row of length 1 as long as the square root of its width.
@@ -283,18 +287,21 @@ def fill_table(student: Student, teacher: SentenceTransformer, answers: Answers,
         block.ffn.w3.weight.zero_()
 
 
-def _token_means(answers: Answers, alone: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean state of each token, and the principal axes of all states as columns."""
+def _token_means(answers: Answers, alone: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The mean state of each token, the principal axes of all states as columns, and their root mean square length."""
     sums, counts = COUNT_ALONE * alone, torch.full((len(alone),), float(COUNT_ALONE))
     moments = torch.zeros(alone.shape[1], alone.shape[1], dtype=torch.float64)
+    measured = 0
     for file in answers.files:
         states, ids = file["states"].float(), file["ids"].long()
         sums.index_add_(0, ids, states)
         counts += torch.bincount(ids, minlength=len(alone))
         # Every fourth state is enough for the axes, and takes a quarter of the time.
-        moments += (states[::4].T @ states[::4]).double()
+        some = states[::4]
+        moments += (some.T @ some).double()
+        measured += len(some)
     _, axes = torch.linalg.eigh(moments)
-    return sums / counts[:, None], axes.flip(1).float()
+    return sums / counts[:, None], axes.flip(1).float(), (moments.trace() / measured).sqrt().item()
 
 
 def length_of_states(answers: Answers) -> float:

@@ -110,7 +110,7 @@ def read_facts(file: str | None) -> dict[str, Any]:
     Raises:
         ValueError: on a misspelt key, also of a result.
     """
-    facts = read_yaml(file) if file else {}
+    facts = read_yaml(file, "card") if file else {}
     known = [*inspect.signature(ModelCardData).parameters, "text"]
     if unknown := [str(key) for key in facts if key not in known]:
         raise ValueError(f"{file} has the unknown key {unknown[0]!r}{nearest(unknown[0], known)}")

@@ -22,7 +22,6 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
-from neobert_hf.common.paths import check_exists
 from neobert_hf.common.settings import parse_config
 from neobert_hf.hub.card import build_card, read_facts
 from neobert_hf.hub.doctor import FAIL, diagnose
@@ -146,8 +145,6 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     # 1. Read
     source = local_folder(settings.source)
     config = read_config(source)
-    if settings.card:
-        check_exists(settings.card, "card")
     facts = read_facts(settings.card)
     tokenizer = read_tokenizer(source, config)
     # That of the tensors, since that of the config might round them.

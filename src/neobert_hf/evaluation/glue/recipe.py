@@ -146,7 +146,7 @@ def plan_runs(settings: GlueSettings, arguments: GlueArguments, tasks: dict[str,
 def read_hyperparameters(path: str) -> dict[str, dict[str, list[float]]]:
     """Read a file such as `configs/glue/table6_4096.yaml`: for each task, one value of each hyperparameter."""
     values = {}
-    for task, entry in read_yaml(path).items():
+    for task, entry in read_yaml(path, "hyperparameters").items():
         run = read_entry(Run, f"{path}, {task}", entry, task=task, seed=0)
         # For YAML, 1e-5 is a text.
         point = (run.batch_size, float(run.learning_rate), float(run.weight_decay))

@@ -33,7 +33,7 @@ class Published:
 
 def read_published(file: str) -> Published:
     """Read a file such as `configs/glue/table3.yaml`."""
-    return read_entry(Published, file, read_yaml(file))
+    return read_entry(Published, file, read_yaml(file, "published"))
 
 
 def best_runs(results: list[dict]) -> list[dict]:

@@ -72,7 +72,7 @@ def choose_tasks(path: str, names: list[str]) -> dict[str, GlueTask]:
         names: `all` stands for all tasks of the file.
     """
     tasks = {}
-    for name, entry in read_yaml(path).items():
+    for name, entry in read_yaml(path, "task_config").items():
         tasks[name] = read_entry(GlueTask, f"{path}, task {name}", entry, name=name)
         tasks[name].source = beside_file(path, tasks[name].source, or_id=True)
     for task in tasks.values():

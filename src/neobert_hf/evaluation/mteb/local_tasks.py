@@ -86,7 +86,7 @@ def read_local_tasks(file: str | Path) -> tuple[list[AbsTask], dict[str, Instruc
         FileNotFoundError, ValueError: as for `make_task`, and for keys and types that do not fit.
     """
     tasks, instructions = [], {}
-    for name, entry in read_yaml(file).items():
+    for name, entry in read_yaml(file, "local_tasks").items():
         where = f"{file}, task {name}"
         local = read_entry(LocalTask, where, entry, name=name)
         # Paths in a file are relative to that file.

@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import check_same_settings
-from neobert_hf.common.paths import check_exists
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
@@ -94,8 +93,6 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, Inst
         model was saved with.
     """
     tasks = benchmark_tasks(settings.benchmark)
-    if settings.local_tasks:
-        check_exists(settings.local_tasks, "local_tasks")
     local, instructions = read_local_tasks(settings.local_tasks) if settings.local_tasks else ([], {})
     if settings.instructions is not None:
         instructions = read_instructions(settings.instructions, tasks) | instructions
@@ -114,7 +111,7 @@ def collect_tasks(settings: MTEBSettings) -> tuple[list[AbsTask], dict[str, Inst
 def read_instructions(file: str, tasks: list[AbsTask]) -> dict[str, Instruction]:
     """Read the instruction of each task of a benchmark; see `read_instruction`. Other tasks are refused."""
     types = {task.metadata.name: task.metadata.type for task in tasks}
-    content = read_yaml(file)
+    content = read_yaml(file, "instructions")
     for name in content:
         if name not in types:
             raise ValueError(f"{file}: {name!r} is not a task of this benchmark{nearest(name, list(types))}")

@@ -27,7 +27,7 @@ Results = dict[str, dict[str, dict]]
 
 def read_published(files: Iterable[str | Path]) -> dict[str, list[float]]:
     """Read rows of Tables 4 and 5 by model: scores of the seven task types, and the average."""
-    return {model: row for file in files for model, row in read_yaml(file).items()}
+    return {model: row for file in files for model, row in read_yaml(file, "published").items()}
 
 
 def table_of_types(models: Results, published: dict[str, list[float]], types: dict[str, str]) -> list[str]:
