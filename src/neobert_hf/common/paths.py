@@ -11,7 +11,7 @@ from transformers.utils.hub import cached_file
 
 # A name with one of these endings is a data file, not a Hub repository.
 DATA_FILE = re.compile(
-    r"\.(csv|tsv|jsonl?|parquet|txt|md|markdown|rst|conllu?|bio|iob2?)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE
+    r"\.(csv|tsv|jsonl?|parquet|txt|md|markdown|rst|conllu?|bio|iob2?|ya?ml)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE
 )
 # The folder of a model or of a tokenizer holds at least one of these.
 MODEL_FILES = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
