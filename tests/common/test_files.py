@@ -113,10 +113,8 @@ def test_no_input_is_an_output(tmp_path, monkeypatch):
     for given in ("run", "run/model/", "run/checkpoint-3/part", "link", "run/mod*", ["elsewhere", "./run/model"]):
         with pytest.raises(ValueError, match="`miner` .* `output_dir`"), output("run", {"miner": given}):
             pytest.fail(given)
-    with (
-        pytest.raises(ValueError, match="`output_dir` .* lies in `source`"),
-        output("run/new", None, {"source": "run"}),
-    ):
+    lies_in = pytest.raises(ValueError, match="`output_dir` .* lies in `source`")
+    with lies_in, output("run/new", None, {"source": "run"}):
         pytest.fail("it would be read as a source")
     for given in ("run/other", "owner/name", None, [], "run/*.txt"):
         with output("out", {"miner": given}, {"source": given}):
@@ -154,9 +152,11 @@ def test_one_run_writes_a_folder_and_a_killed_one_holds_nothing(tmp_path, monkey
         pytest.fail("not writable")
 
 
-# Those that `test_of_two_at_once_one_runs` does not start. Their input does not exist: the lock comes before all work.
+# Those that tests/test_killed_runs.py does not start. Their input does not exist: the lock comes before all work.
 COMMANDS = {
     "train_tokenizer": "--source /nowhere --output_dir OUT",
+    "pseudo_perplexity": "--models m=/nowhere --source /nowhere --output_dir OUT",
+    "semantic_search": "index --index OUT --model /nowhere --source /nowhere",
     "demo": f"--config {ROOT}/configs/demo.yaml --output_dir OUT",
     "convert": "/nowhere OUT",
     "publish": "/nowhere me/model --dry_run --output_dir OUT",
@@ -193,17 +193,11 @@ LOSSES = {
 @pytest.mark.parametrize("command", LOSSES, ids=lambda command: command.split()[0])
 def test_no_command_replaces_what_the_user_has(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (
-        "mine.parquet",
-        "rows.csv",
-        "text/a.md",
-        "out/model/config.json",
-        "texts/part-00000.parquet",
-        "base/weights",
-    ):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text("mine")
-    before = {path: path.read_text() for path in Path().rglob("*") if path.is_file()}
+    files = "mine.parquet rows.csv text/a.md out/model/config.json texts/part-00000.parquet base/weights"
+    before = {Path(name): "mine" for name in files.split()}
+    for path in before:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text("mine")
     script, *flags = command.split()
     with pytest.raises(ValueError, match=LOSSES[command]):
         load_example(script).main(flags)

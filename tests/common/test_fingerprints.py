@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from datasets import Dataset
+from transformers import AutoTokenizer
 
 from neobert_hf.common.fingerprints import (
     SettingsMismatch,
@@ -12,8 +13,10 @@ from neobert_hf.common.fingerprints import (
     depends_on,
     fingerprint,
     model_fingerprint,
+    tokenizer_fingerprint,
 )
 from tests.helpers.models import small_model
+from tests.helpers.small_tokenizer import small_tokenizer
 
 
 ROWS = [{"text": f"text {n}", "more": [str(n)] * (n % 3), "label": n % 2 if n % 7 else None} for n in range(30)]
@@ -59,22 +62,17 @@ def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
 def test_all_modules_of_a_model_count_and_how_it_was_trained_does_not(tmp_path):
     (tmp_path / "1_Transformer").mkdir()
     (tmp_path / "modules.json").write_text('[{"path": "1_Transformer"}]')
-    prints = []
-    for name, content in (
-        ("sentencepiece.bpe.model", b"one"),
-        ("sentencepiece.bpe.model", b"two"),
-        ("log.json", b"[]"),
-    ):
-        (tmp_path / "1_Transformer" / name).write_bytes(content)
-        prints.append(model_fingerprint(tmp_path))
-    assert prints[0] != prints[1] == prints[2]
-    # Weights that nothing loads, and those of a module that has no others.
-    (tmp_path / "1_Transformer" / "pytorch_model.bin").write_bytes(b"old")
-    prints.append(model_fingerprint(tmp_path))
-    (tmp_path / "1_Transformer" / "model.safetensors").write_bytes(b"new")
-    prints.append(model_fingerprint(tmp_path))
-    (tmp_path / "1_Transformer" / "pytorch_model.bin").unlink()
-    assert prints[2] != prints[3] != prints[4] == model_fingerprint(tmp_path)
+
+    def with_file(name: str, content: str) -> str:
+        (tmp_path / "1_Transformer" / name).write_text(content)
+        return model_fingerprint(tmp_path)
+
+    vocabulary = [with_file("sentencepiece.bpe.model", content) for content in ("one", "two")]
+    assert vocabulary[0] != vocabulary[1] == with_file("log.json", "[]")
+    # Weights of a module that has no others, and those that nothing loads.
+    old = with_file("pytorch_model.bin", "old")
+    new = with_file("model.safetensors", "new")
+    assert vocabulary[1] != old != new == with_file("pytorch_model.bin", "other")
 
 
 def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):
@@ -83,6 +81,16 @@ def test_a_folder_without_a_model_has_no_fingerprint(tmp_path):
     (tmp_path / "0_Transformer" / "model.safetensors").touch()
     with pytest.raises(FileNotFoundError, match="holds no model: it has none of .*.safetensors"):
         model_fingerprint(tmp_path)
+
+
+def test_a_tokenizer_is_the_same_wherever_it_comes_from(tmp_path):
+    tokenizer = small_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, model_max_length=7, model_input_names=["input_ids"])
+    loaded(["a", "a b b b b b b b b b b b"], truncation=True, padding=True)
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
+    others = [small_tokenizer(101), small_tokenizer(do_lower_case=False), small_tokenizer(mask_token="a")]
+    assert len({tokenizer_fingerprint(each) for each in [tokenizer, *others]}) == 4
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.data.documents import DocumentKey, Documents
+from neobert_hf.data.documents import Documents
 from tests.helpers.shards import write_folder
 
 
@@ -20,36 +20,28 @@ SHARDS = [300, 1, 299, 250, 150]
 def folder_of(tmp_path):
     """Document i holds the id i, so that a batch shows what it was made from."""
 
-    def write(lengths=LENGTHS, shards=SHARDS, name="corpus") -> str:
+    def write(lengths=LENGTHS, shards=SHARDS) -> str:
         documents = (np.full(length, index) for index, length in enumerate(lengths))
-        return str(write_folder(tmp_path / f"{name} {shards}", documents, shards))
+        return str(write_folder(tmp_path / str(shards), documents, shards))
 
     return write
 
 
 @pytest.fixture
 def sampler(folder_of):
-    def plan(lengths=LENGTHS, shards=SHARDS, **changes) -> MLMBatchSampler:
-        options = {name: changes.pop(name) for name in ("seed", "rank", "world_size") if name in changes}
+    def plan(shards=SHARDS, seed=0, **changes) -> MLMBatchSampler:
         settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
-        documents = Documents([folder_of(lengths, shards)], 128)
-        return MLMBatchSampler(documents, DataArguments(["unused"], **settings), **options)
+        documents = Documents([folder_of(LENGTHS, shards)], 128)
+        return MLMBatchSampler(documents, DataArguments(["unused"], **settings), seed)
 
     return plan
 
 
-def first_epochs(batches, epochs: int) -> list[list[DocumentKey]]:
-    """Micro-batches of the first epochs."""
-    taken = []
-    for keys in batches:
-        if keys[0].epoch >= epochs:
-            return taken
-        taken.append(keys)
-
-
 def test_shuffling_mixes_shards_and_changes_with_seed_and_epoch(sampler):
     def rows(epoch, **changes):
-        return [key.row for keys in first_epochs(sampler(**changes), 2) for key in keys if key.epoch == epoch]
+        plan = sampler(**changes)
+        keys = [key for keys in islice(plan, plan.micro_batches_in(epoch + 1)) for key in keys]
+        return [key.row for key in keys if key.epoch == epoch]
 
     assert rows(0) == rows(0)
     assert rows(0) != rows(1)
@@ -68,8 +60,7 @@ def test_resuming_from_the_cursor_is_exact(sampler):
     for done in (1, 137, 500):
         before = sampler(**settings)
         # A loader reads ahead of training; the cursor is moved to what was trained on.
-        iterator = iter(before)
-        list(islice(iterator, done + 40))
+        list(islice(iter(before), done + 40))
         before.advance(done)
         after = sampler(**settings)
         after.cursor = json.loads(json.dumps(before.cursor))
@@ -94,21 +85,6 @@ def test_mixture_draws_subsets_with_their_probabilities(sampler):
         assert sorted(first_epoch) == np.flatnonzero(LENGTHS >= minimum).tolist()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"probabilities": (0.5, 0.4), "min_lengths": (0, 10)}, "`probabilities`"),
-        ({"probabilities": (1.0,), "min_lengths": (0, 10)}, "`probabilities`"),
-        ({"probabilities": (0.5, 0.5), "min_lengths": (0, 201)}, "No document has 201 tokens"),
-        ({"micro_batch_tokens": 127}, "`micro_batch_tokens` is 127.*128"),
-        ({"lengths": [], "shards": [0]}, "No document has 0 tokens"),
-    ],
-)
-def test_settings_that_fit_no_data_are_errors_before_the_first_batch(sampler, changes, message):
-    with pytest.raises(ValueError, match="(?s)" + message):
-        sampler(**changes)
-
-
 def test_a_pass_is_every_document_once(sampler):
     """Of all documents; in a mixture, of its first subset."""
     plan = sampler()
@@ -118,6 +94,42 @@ def test_a_pass_is_every_document_once(sampler):
     mixed = sampler(min_lengths=(0, 100), probabilities=(0.5, 0.5))
     first = [keys for keys in islice(mixed, mixed.micro_batches_in(1)) if keys[0].subset == 0]
     assert sorted(key.row for keys in first for key in keys) == list(range(1000))
+
+
+def test_each_folder_has_its_share_and_its_subsets(folder_of):
+    """The first three shards are in one folder, and the last two, with half as much weight, in another."""
+    sizes = {"micro_batch_tokens": 512, "shuffle_shards": 2, "min_lengths": [0, 100], "probabilities": [0.75, 0.25]}
+    data = DataArguments(["domain:1", "general:0.5"], 128, **sizes)
+    shares = data.train_folders()
+    assert list(shares) == ["domain", "general"] and list(shares.values()) == pytest.approx([2 / 3, 1 / 3])
+    folders = [folder_of(LENGTHS[:600], SHARDS[:3]), folder_of(LENGTHS[600:], SHARDS[3:])]
+    batches = list(islice(MLMBatchSampler(Documents(folders, 128), data, shares=list(shares.values())), 2000))
+    subsets = [keys[0].subset for keys in batches]
+    assert all({key.row >= 600 for key in keys} == {keys[0].subset >= 2} for keys in batches)
+    assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset in (1, 3))
+    found = [subsets.count(subset) / 2000 for subset in range(4)]
+    assert found == pytest.approx([1 / 2, 1 / 6, 1 / 4, 1 / 12], abs=0.04)
+    # Every document of the second folder, an epoch after the other.
+    second = [key.row for keys in batches for key in keys if key.subset == 2 and key.epoch == 0]
+    assert sorted(second) == list(range(600, 1000))
+
+
+@pytest.mark.parametrize("entry, folder", [("data", "data"), ("data:3", "data"), ("s3://data", "s3://data")])
+def test_one_folder_needs_no_weight(entry, folder):
+    assert DataArguments([entry], 64).train_folders() == {folder: 1.0}
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"probabilities": [0.5, 0.4], "min_lengths": [0, 10]}, "`probabilities`"),
+        ({"micro_batch_tokens": 127}, "`micro_batch_tokens`"),
+        ({"train_data": ["a", "a:2"]}, "`train_data`"),
+    ],
+)
+def test_settings_that_fit_no_data_are_errors_before_the_first_batch(changes, name):
+    with pytest.raises(ValueError, match=name):
+        DataArguments(**{"train_data": ["a"], "max_length": 128} | changes).train_folders()
 
 
 def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
@@ -130,7 +142,7 @@ def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
             assert documents[row].tolist() == expected
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_held_out_documents_count_once(folder_of, world_size):
     counted, rounds = [], set()
     for rank in range(world_size):
@@ -139,39 +151,3 @@ def test_held_out_documents_count_once(folder_of, world_size):
         counted += [key.row for number, keys in enumerate(held_out) if not held_out.is_repeat(number) for key in keys]
     assert sorted(counted) == list(range(1000))
     assert len(rounds) == 1
-
-
-def test_each_folder_has_its_share_and_its_subsets(folder_of):
-    """The first three shards are in one folder, and the last two, with half as much weight, in another."""
-    data = DataArguments(
-        ["domain:1", "general:0.5"],
-        128,
-        micro_batch_tokens=512,
-        shuffle_shards=2,
-        min_lengths=[0, 100],
-        probabilities=[0.75, 0.25],
-    )
-    shares = data.train_folders()
-    assert list(shares) == ["domain", "general"] and list(shares.values()) == pytest.approx([2 / 3, 1 / 3])
-    folders = [folder_of(LENGTHS[:600], SHARDS[:3]), folder_of(LENGTHS[600:], SHARDS[3:])]
-    plan = MLMBatchSampler(Documents(folders, 128), data, shares=list(shares.values()))
-    batches = list(islice(plan, 2000))
-    subsets = [keys[0].subset for keys in batches]
-    assert all({key.row >= 600 for key in keys} == {keys[0].subset >= 2} for keys in batches)
-    assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset in (1, 3))
-    found = [subsets.count(subset) / 2000 for subset in range(4)]
-    assert found == pytest.approx([1 / 2, 1 / 6, 1 / 4, 1 / 12], abs=0.04)
-    # Every document of the second folder, an epoch after the other.
-    second = [key.row for keys in batches for key in keys if key.subset == 2 and key.epoch == 0]
-    assert sorted(second) == list(range(600, 1000))
-    # And from a cursor the same batches follow.
-    plan.advance(1000)
-    assert list(islice(plan, 1000)) == batches[1000:]
-
-
-def test_one_folder_needs_no_weight():
-    for entry in ("data", "data:3"):
-        assert DataArguments([entry], 64).train_folders() == {"data": 1.0}
-    assert DataArguments(["s:data"], 64).train_folders() == {"s:data": 1.0}
-    with pytest.raises(ValueError, match="`train_data` names a twice"):
-        DataArguments(["a", "a:2"], 64).train_folders()

@@ -1,4 +1,4 @@
-"""What training reads of prepared folders: few shards open, and at a URL through copies."""
+"""Prepared folders: what is written is what is read, whole or not at all; of a URL, through copies of its shards."""
 
 from pathlib import Path
 
@@ -7,66 +7,84 @@ import numpy as np
 import pytest
 
 from neobert_hf.data.documents import KEPT_OPEN, Documents
+from neobert_hf.data.shards import load_tokenizer, read_manifest, write_shard
 from tests.helpers.shards import write_folder
+from tests.helpers.small_tokenizer import small_tokenizer
 
 
 ROWS = [[number % 90] * (4 + number % 7) for number in range(60)]
-SIZES = [20, 1, 30, 9]
+# For the texts of the last shard nothing was kept.
+SIZES = [20, 1, 30, 9, 0]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_folder(tmp_path / "prepared", ROWS, SIZES)
+
+
+@pytest.fixture
+def copies(tmp_path, monkeypatch) -> Path:
+    """The folder for copies of shards at URLs."""
     monkeypatch.setenv("NEOBERT_HF_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "copies"
 
 
-@pytest.fixture(params=["disk", "url"])
-def folder(request, tmp_path) -> str:
-    local = write_folder(tmp_path / "prepared", ROWS, SIZES)
-    if request.param == "disk":
-        return str(local)
-    files = fsspec.filesystem("memory")
-    files.put(str(local), f"/{tmp_path.name}", recursive=True)
+@pytest.fixture
+def url(folder, tmp_path, copies) -> str:
+    fsspec.filesystem("memory").put(str(folder), f"/{tmp_path.name}", recursive=True)
     return f"memory://{tmp_path.name}"
 
 
-def test_lengths_are_known_without_copying_a_shard(folder, cache):
+def test_what_is_read_is_what_was_written(folder):
+    documents = Documents([folder, folder])
+    assert [ids.tolist() for ids in documents] == 2 * ROWS
+    assert np.concatenate([documents.lengths(shard) for shard in range(10)]).tolist() == [len(row) for row in 2 * ROWS]
+    assert documents[0].dtype == np.int64 and documents.shards_in_folder == [5, 5]
+
+
+def test_the_tokenizer_of_a_folder_is_that_of_its_ids(folder):
+    small_tokenizer().save_pretrained(folder / "tokenizer")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer("ab")["input_ids"][0] == 2 and tokenizer.model_max_length == 8
+    small_tokenizer(200).save_pretrained(folder / "tokenizer")
+    with pytest.raises(ValueError, match="ids up to 199"):
+        load_tokenizer(folder)
+
+
+def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
+    def broken():
+        # Beyond the first record batch, which has been written by then.
+        yield from [np.array([1, 2])] * 10_500
+        raise KeyError("source")
+
+    with pytest.raises(KeyError):
+        write_shard(f"{tmp_path}/a.arrow", broken(), 100)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no manifest.json"):
+        read_manifest(tmp_path)
+    manifest = read_manifest(folder)
+    (folder / "shard-00001.arrow").unlink()
+    with pytest.raises(FileNotFoundError, match="shard-00001.arrow"):
+        Documents([folder])
+    manifest.finished = False
+    manifest.save(folder)
+    with pytest.raises(ValueError, match="is not finished"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("damage", ["of another folder", "half", "empty"])
+def test_a_shard_that_is_not_what_was_prepared_is_named(folder, tmp_path, damage):
+    shard = folder / "shard-00002.arrow"
+    other = write_folder(tmp_path / "other", [[1, 2]] * 60, SIZES) / shard.name
+    content = {"of another folder": other.read_bytes(), "half": shard.read_bytes()[:-700], "empty": b""}[damage]
+    shard.write_bytes(content)
     documents = Documents([folder])
-    lengths = [documents.lengths(shard) for shard in range(len(SIZES))]
-    assert np.concatenate(lengths).tolist() == [len(row) for row in ROWS] and not list(cache.rglob("*.arrow"))
-
-
-def test_a_shard_at_a_url_is_copied_once_when_it_is_first_used(tmp_path, cache):
-    write_folder(tmp_path / "prepared", ROWS, SIZES)
-    fsspec.filesystem("memory").put(str(tmp_path / "prepared"), "/once", recursive=True)
-    documents = Documents(["memory://once"])
     documents[20]
-    assert len(list((cache / "copies").iterdir())) == 1
-    assert [ids.tolist() for ids in documents] == ROWS
-    # Whoever comes later needs no other copy.
-    fsspec.filesystem("memory").rm("/once/shard-00000.arrow")
-    fsspec.filesystem("memory").touch("/once/shard-00000.arrow")
-    assert [ids.tolist() for ids in Documents(["memory://once"])] == ROWS
-
-
-def test_a_shard_that_is_not_what_was_prepared_is_named(folder, tmp_path):
-    other = write_folder(tmp_path / "other", [[1, 2]] * 60, SIZES) / "shard-00002.arrow"
-    with fsspec.open(f"{folder}/shard-00002.arrow", "wb") as file:
-        file.write(other.read_bytes())
-    documents = Documents([folder])
-    documents[20]
-    with pytest.raises(ValueError, match="shard-00002.arrow has 30 documents with 60 tokens"):
+    with pytest.raises(ValueError, match=shard.name):
         documents[21]
-
-
-def test_half_a_shard_is_named(tmp_path):
-    """As an interrupted copy leaves it."""
-    folder = write_folder(tmp_path / "prepared", ROWS, SIZES)
-    whole = (folder / "shard-00002.arrow").read_bytes()
-    for size in (len(whole) - 700, 100, 0):
-        (folder / "shard-00002.arrow").write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="shard-00002.arrow (cannot be read|has 0 documents)"):
-            Documents([folder])[21]
 
 
 def test_few_shards_are_mapped(tmp_path):
@@ -78,12 +96,20 @@ def test_few_shards_are_mapped(tmp_path):
     assert 0 < len(mapped) <= KEPT_OPEN
 
 
-def test_copies_have_a_limit(tmp_path, cache):
-    files = fsspec.filesystem("memory")
-    files.put(str(write_folder(tmp_path / "prepared", ROWS, SIZES)), "/limited", recursive=True)
-    size = (tmp_path / "prepared" / "shard-00000.arrow").stat().st_size
-    documents = Documents(["memory://limited"], cache_gb=2.5 * size / 1e9)
+def test_a_shard_at_a_url_is_copied_once_when_it_is_first_used(url, copies):
+    documents = Documents([url])
+    lengths = [documents.lengths(shard) for shard in range(len(SIZES))]
+    assert np.concatenate(lengths).tolist() == [len(row) for row in ROWS] and not list(copies.glob("*.arrow"))
+    documents[20]
+    assert len(list(copies.glob("*.arrow"))) == 1
+    assert [ids.tolist() for ids in documents] == ROWS
+    # Whoever comes later needs no other copy.
+    fsspec.filesystem("memory").pipe(f"{url}/shard-00000.arrow", b"")
+    assert [ids.tolist() for ids in Documents([url])] == ROWS
+
+
+def test_copies_have_a_limit(url, copies, folder):
+    most = int(2.5 * (folder / "shard-00000.arrow").stat().st_size)
     for _ in range(2):
-        assert [ids.tolist() for ids in documents] == ROWS
-        assert sum(file.stat().st_size for file in (cache / "copies").iterdir()) <= 2.5 * size
-        documents._open.cache_clear()
+        assert [ids.tolist() for ids in Documents([url], cache_gb=most / 1e9)] == ROWS
+        assert sum(file.stat().st_size for file in copies.iterdir()) <= most

@@ -15,8 +15,6 @@ from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags
 pytest.importorskip("s3fs", reason="pip install 's3fs' 'moto[s3]' flask flask-cors")
 server, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
 
-prepare_data = load_example("prepare_data")
-
 
 @pytest.fixture(scope="module")
 def bucket():
@@ -37,42 +35,21 @@ def bucket():
     moto.stop()
 
 
-@pytest.fixture(scope="module")
-def source(bucket, corpus) -> str:
+def prepare(bucket: str, corpus, output: str) -> None:
     fsspec.filesystem("s3").put(str(corpus / "train.jsonl"), f"{bucket}/texts/train.jsonl")
-    return f"{bucket}/texts/*.jsonl"
+    flags = {"source": f"{bucket}/texts/*.jsonl", "tokenizer": corpus / "tokenizer", "documents_per_shard": 100}
+    load_example("prepare_data").main(to_flags(flags | {"output_dir": output}))
 
 
-def prepare(source, corpus, output, **changes) -> None:
-    flags = {"source": source, "tokenizer": corpus / "tokenizer", "output_dir": output, "documents_per_shard": 100}
-    prepare_data.main(to_flags(flags | changes))
+@pytest.fixture(scope="module")
+def prepared_there(bucket, corpus) -> str:
+    prepare(bucket, corpus, f"{bucket}/prepared")
+    return f"{bucket}/prepared"
 
 
 def files_in(url: str) -> dict[str, bytes]:
     found = fsspec.get_mapper(url)
     return {name: found[name] for name in found}
-
-
-@pytest.fixture(scope="module")
-def prepared_there(bucket, source, corpus) -> str:
-    """A folder at a URL, whose preparation was interrupted once."""
-    output = f"{bucket}/prepared"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        write = prepare_data.prepare.__globals__["write_shard"]
-
-        def failing(path, *arguments):
-            if "shard-00003" in path:
-                raise MemoryError
-            return write(path, *arguments)
-
-        patch.setitem(prepare_data.prepare.__globals__, "write_shard", failing)
-        prepare(source, corpus, output)
-    done = fsspec.filesystem("s3").glob(f"{output}/shard-0000*.arrow")
-    assert len(done) == 3
-    before = {path: fsspec.filesystem("s3").modified(path) for path in done}
-    prepare(source, corpus, output)
-    assert {path: fsspec.filesystem("s3").modified(path) for path in done} == before
-    return output
 
 
 def test_shards_at_a_url_are_those_of_a_disk(prepared_there, prepared):
@@ -86,12 +63,6 @@ def test_shards_at_a_url_are_those_of_a_disk(prepared_there, prepared):
     assert (first.shards, first.counts) == (second.shards, second.counts)
 
 
-@pytest.mark.slow
-def test_several_workers_write_the_same_there(bucket, source, corpus, prepared_there):
-    prepare(source, corpus, f"{bucket}/workers", workers=2)
-    assert files_in(f"{bucket}/workers") == files_in(prepared_there)
-
-
 def test_what_other_machines_wrote_is_seen(bucket):
     """A client of S3 keeps what it has once listed."""
     plan = [Part(number, "unused", 10 * number, 10) for number in range(2)]
@@ -102,11 +73,10 @@ def test_what_other_machines_wrote_is_seen(bucket):
     assert [each["number"] for each in join(plan, f"{bucket}/parts", {})] == [0, 1]
 
 
-def test_shards_of_somebody_else_are_not_replaced(bucket, source, corpus):
-    with fsspec.open(f"{bucket}/theirs/shard-00000.arrow", "wb") as file:
-        file.write(b"theirs")
+def test_shards_of_somebody_else_are_not_replaced(bucket, corpus):
+    fsspec.filesystem("s3").pipe(f"{bucket}/theirs/shard-00000.arrow", b"theirs")
     with pytest.raises(ValueError, match="theirs/shard-00000.arrow"):
-        prepare(source, corpus, f"{bucket}/theirs")
+        prepare(bucket, corpus, f"{bucket}/theirs")
     assert files_in(f"{bucket}/theirs") == {"shard-00000.arrow": b"theirs"}
 
 

@@ -140,17 +140,12 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
         cells(folder)
 
 
-def test_pictures_in_a_folder_of_documents_are_left_out_aloud(tmp_path, capsys):
-    (tmp_path / "a.md").write_text("a text")
-    (tmp_path / "picture.png").write_bytes(b"x")
-    assert [row.text("text") for row in read_rows(str(tmp_path))] == ["a text"]
-    assert "1 (.png)" in capsys.readouterr().out
-
-
-def test_documents_are_streamed(tmp_path):
+def test_documents_are_streamed_and_pictures_beside_them_left_out_aloud(tmp_path, capsys):
     for name in "abc":
         (tmp_path / f"{name}.md").write_bytes(b"\xef\xbb\xbf# How\r\n" + name.encode())
+    (tmp_path / "picture.png").write_bytes(b"x")
     assert list(stream_text(str(tmp_path), "text")) == ["# How\na", "# How\nb", "# How\nc"]
+    assert "1 (.png)" in capsys.readouterr().out
     (tmp_path / "rows.jsonl").write_text('{"text": 1}\n{"text": null}\n')
     assert list(stream_text(str(tmp_path / "*.jsonl"), "text")) == ["1", ""]
 

@@ -6,10 +6,8 @@ from pydoc_data.topics import topics
 import pytest
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
-from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
-from tests.helpers.small_tokenizer import small_tokenizer
 
 
 train_tokenizer = load_example("train_tokenizer")
@@ -75,20 +73,3 @@ def test_errors_leave_nothing_behind(train, tmp_path, monkeypatch, flags, error,
     with pytest.raises(error, match=message):
         train(*flags)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-
-
-def test_a_fingerprint_is_the_same_wherever_a_tokenizer_comes_from(tmp_path):
-    tokenizer = small_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path, model_max_length=7, model_input_names=["input_ids"])
-    loaded(["a", "a b b b b b b b b b b b"], truncation=True, padding=True)
-    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
-    other_mask = small_tokenizer()
-    other_mask.mask_token = "a"
-    others = [
-        small_tokenizer(101),
-        small_tokenizer(do_lower_case=False),
-        small_tokenizer(strip_accents=False),
-        other_mask,
-    ]
-    assert len({tokenizer_fingerprint(each) for each in [tokenizer, *others]}) == 5
