@@ -49,34 +49,6 @@ def test_txtai(encoder):
     assert len(found) >= 2 and same(list(found.values()), (plain @ plain[1])[list(found)])  # Without those below 0.
 
 
-@pytest.mark.clients("keybert")
-def test_keybert(encoder):
-    """The scores of words are their cosines with the text."""
-    from keybert import KeyBERT
-    from sentence_transformers import SentenceTransformer
-
-    found = KeyBERT(SentenceTransformer(encoder, device="cpu")).extract_keywords(TEXTS[2])
-    words, scores = zip(*found)
-    plain = vectors(encoder, [TEXTS[2], *words], normalize=True)
-    assert set(words) <= set(TEXTS[2].replace("?", "").split()) and same(scores, plain[1:] @ plain[0], 1e-4)
-
-
-@pytest.mark.clients("bertopic")
-def test_bertopic(encoder):
-    """Texts with the same words get the same topic, and texts with other words another one."""
-    from bertopic import BERTopic
-    from sentence_transformers import SentenceTransformer
-    from sklearn.cluster import KMeans
-    from sklearn.decomposition import PCA
-
-    parts = {"umap_model": PCA(5), "hdbscan_model": KMeans(2, random_state=0, n_init=10)}
-    texts = [
-        f"{animals} {number}" for animals in ("cat dog cow", "zzz yyy xxx www vvv uuu ttt") for number in range(10)
-    ]
-    topics, _ = BERTopic(embedding_model=SentenceTransformer(encoder), **parts).fit_transform(texts)
-    assert len(set(topics[:10])) == len(set(topics[10:])) == 1 and topics[0] != topics[10]
-
-
 @pytest.mark.clients("infinity-emb")
 def test_infinity(encoder):
     """The vectors of a running engine are the plain model's normalised mean-pooled hidden states."""

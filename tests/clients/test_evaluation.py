@@ -1,11 +1,11 @@
-"""What measures with a model, and what measures a model."""
+"""What measures texts with a model, and what explains its answers."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from neobert_hf import NeoBERTModel
-from tests.clients.plain import TEXTS, logits, same, tokens, vectors
+from neobert_hf import NeoBERTForSequenceClassification, NeoBERTModel
+from tests.clients.plain import TEXTS, same, tokens
 
 
 CANDIDATES, REFERENCES = TEXTS[:2], TEXTS[2:]
@@ -52,45 +52,20 @@ def test_torchmetrics(encoder):
         assert same(BERTScore(encoder, batch_size=size, **options)(CANDIDATES, REFERENCES)["f1"], expected)
 
 
-@pytest.mark.clients("evaluate")
-def test_evaluate(classifier):
-    """The accuracy is that of the plain logits."""
-    import evaluate
-    from datasets import Dataset, Features, Value
+@pytest.mark.clients("captum")
+def test_captum(classifier):
+    """Attributions to the token embeddings add up to the difference between the logits of the text and of padding."""
+    from captum.attr import LayerIntegratedGradients
 
-    class Accuracy(evaluate.Metric):
-        def _info(self):
-            return evaluate.MetricInfo(
-                description="",
-                citation="",
-                features=Features({"predictions": Value("int32"), "references": Value("int32")}),
-            )
+    model = NeoBERTForSequenceClassification.from_pretrained(classifier).eval()
+    ids = tokens(classifier, TEXTS[:1])["input_ids"]
+    baseline = torch.full_like(ids, 5)
 
-        def _compute(self, predictions, references):
-            return {"accuracy": sum(map(int.__eq__, predictions, references)) / len(references)}
+    def score(ids):
+        return model(ids).logits[:, 1]
 
-    rows = Dataset.from_dict({"text": TEXTS, "label": [0, 1, 0, 1]})
-    judge, labels = evaluate.evaluator("text-classification"), {"LABEL_0": 0, "LABEL_1": 1}
-    found = judge.compute(classifier, rows, metric=Accuracy(), label_mapping=labels)
-    expected = (logits(classifier).argmax(-1) == torch.tensor([0, 1, 0, 1])).float().mean()
-    assert found["accuracy"] == expected
-
-
-@pytest.mark.clients("mteb")
-def test_mteb(encoder, tmp_path):
-    """The rank correlation with given scores is that of the plain vectors' cosines."""
-    import mteb
-    from scipy.stats import spearmanr
-    from sentence_transformers import SentenceTransformer
-
-    from neobert_hf.evaluation.mteb.local_tasks import LocalTask, make_task
-    from tests.helpers.mteb_tasks import write_rows
-
-    scores = [0.0, 1.0, 2.0, 3.0]
-    write_rows(tmp_path / "pairs.jsonl", sentence1=TEXTS, sentence2=TEXTS[1:] + TEXTS[:1], score=scores)
-    task = make_task(LocalTask("Pairs", "STS", tmp_path / "pairs.jsonl"))
-    model = SentenceTransformer(encoder, device="cpu")
-    result = mteb.evaluate(model, task, cache=None)
-    plain = vectors(encoder, normalize=True)
-    cosines = [plain[row] @ plain[(row + 1) % 4] for row in range(4)]
-    assert abs(result.task_results[0].get_score() - spearmanr(cosines, scores).statistic) < 1e-6
+    gradients = LayerIntegratedGradients(score, model.model.encoder)
+    found = gradients.attribute(ids, baseline, n_steps=200)
+    with torch.no_grad():
+        difference = (score(ids) - score(baseline)).item()
+    assert found.shape == (*ids.shape, 64) and abs(found.sum().item() - difference) < 0.02 * abs(difference)

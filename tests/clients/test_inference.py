@@ -107,11 +107,9 @@ def test_bitsandbytes(masked_lm):
     assert similar(quantized.eval(), NeoBERTForMaskedLM.from_pretrained(masked_lm).eval())
 
 
-@pytest.mark.clients("onnxruntime")
 @pytest.mark.clients("openvino")
-def test_exported_files(encoder, tmp_path):
+def test_openvino(encoder, tmp_path):
     """The exported file's hidden states are the plain ones; vectors of its int8 file have a cosine of 0.99 to them."""
-    import onnxruntime
     import openvino
 
     from tests.helpers.onnx_checkpoints import export
@@ -119,7 +117,6 @@ def test_exported_files(encoder, tmp_path):
     export(encoder, tmp_path / "exported", precisions=["float32", "int8"])
     file, expected = tmp_path / "exported/onnx/model.onnx", plain(encoder, NeoBERTModel).last_hidden_state
     inputs = {name: tokens(encoder)[name].numpy() for name in ("input_ids", "attention_mask")}
-    assert same(onnxruntime.InferenceSession(file).run(None, inputs)[0], expected)
     # On some CPUs it would round to bfloat16 unasked.
     assert same(openvino.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(inputs)[0], expected)
     # And as the example does it.

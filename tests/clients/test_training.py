@@ -1,7 +1,5 @@
 """What trains a model, wholly or in part."""
 
-import math
-
 import pytest
 import torch
 
@@ -51,19 +49,8 @@ def test_peft(method, classifier):
     assert torch.equal(getattr(block.qkv, "base_layer", block.qkv).weight, before)
 
 
-@pytest.fixture
-def arguments(tmp_path):
-    settings = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "disable_tqdm": True}
-    settings |= {"save_strategy": "no", "learning_rate": 3e-3, "per_device_train_batch_size": 4, "logging_steps": 1}
-    return settings
-
-
-def logged(trainer) -> list[float]:
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
-
-
 @pytest.mark.clients("trl")
-def test_reward_trainer(checkpoint, arguments):
+def test_reward_trainer(checkpoint, tmp_path):
     """The loss for preferring chosen texts over rejected ones falls."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -71,13 +58,14 @@ def test_reward_trainer(checkpoint, arguments):
 
     folder = checkpoint(NeoBERTForSequenceClassification, num_labels=1)
     pairs = Dataset.from_dict({"chosen": TEXTS[:2] * 4, "rejected": TEXTS[2:] * 4})
-    model = NeoBERTForSequenceClassification.from_pretrained(folder)
-    settings = RewardConfig(**arguments, num_train_epochs=4, max_length=32, bf16=False, gradient_checkpointing=False)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = NeoBERTForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = tokenizer.sep_token
+    options = {"save_strategy": "no", "logging_steps": 1, "bf16": False, "gradient_checkpointing": False}
+    options |= {"num_train_epochs": 4, "learning_rate": 3e-3, "per_device_train_batch_size": 4, "max_length": 32}
+    settings = RewardConfig(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **options)
     trainer = RewardTrainer(model, settings, train_dataset=pairs, processing_class=tokenizer)
     trainer.train()
-    assert loss_falls(logged(trainer))
+    assert loss_falls([row["loss"] for row in trainer.state.log_history if "loss" in row])
 
 
 @pytest.mark.clients("setfit")
@@ -92,63 +80,6 @@ def test_setfit(encoder, tmp_path):
     rows = Dataset.from_dict({"text": TEXTS, "label": LABELS.tolist()})
     Trainer(model=model, args=settings, train_dataset=rows).train()
     assert model.predict(TEXTS).tolist() == LABELS.tolist()
-
-
-@pytest.mark.clients("sentence-transformers")
-def test_sentence_transformers_trainer(encoder, arguments):
-    """The contrastive loss with in-batch negatives falls."""
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
-    model = SentenceTransformer(encoder, device="cpu")
-    pairs = Dataset.from_dict({"anchor": TEXTS, "positive": ["mat", "animal", "number", "movement"]})
-    loss = MultipleNegativesRankingLoss(model)
-    trainer = SentenceTransformerTrainer(model, Arguments(**arguments, num_train_epochs=6), pairs, loss=loss)
-    trainer.train()
-    assert loss_falls(logged(trainer))
-
-
-@pytest.mark.clients("optuna")
-def test_hyperparameter_search(classifier, arguments):
-    """Of two learning rates, it selects the one with which the model can learn in two steps."""
-    from optuna.samplers import GridSampler
-    from transformers import Trainer, TrainingArguments
-
-    rates = {"learning_rate": [1e-6, 1e-3]}
-    inputs = tokens(classifier)
-    rows = [{"labels": label} | {name: inputs[name][row] for name in inputs} for row, label in enumerate(LABELS)]
-
-    def build():
-        return NeoBERTForSequenceClassification.from_pretrained(classifier)
-
-    def space(trial):
-        return {name: trial.suggest_categorical(name, values) for name, values in rates.items()}
-
-    settings = TrainingArguments(**arguments, num_train_epochs=2, eval_strategy="epoch")
-    trainer = Trainer(args=settings, train_dataset=rows, eval_dataset=rows, model_init=build)
-    best = trainer.hyperparameter_search(space, n_trials=2, sampler=GridSampler(rates))
-    assert best.hyperparameters == {"learning_rate": 1e-3}
-
-
-@pytest.mark.clients("accelerate")
-def test_accelerator(classifier):
-    """A prepared model's loss falls, and its first loss is that of the plain model."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    model = NeoBERTForSequenceClassification.from_pretrained(classifier)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3))
-    losses = []
-    for _ in range(8):
-        loss = model(**tokens(classifier), labels=LABELS).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert loss_falls(losses)
-    assert math.isclose(losses[0], torch.nn.functional.cross_entropy(logits(classifier), LABELS), rel_tol=1e-4)
 
 
 @pytest.mark.clients("simpletransformers")

@@ -27,6 +27,27 @@ MOST_ROWS = {
 # Part of the standard library, to be read in no time.
 PACKAGES = ("asyncio", "email", "logging", "unittest", "xml")
 
+# A model of one layer, for two steps.
+PRETRAINING = (
+    "--max_steps 2 --warmup_steps 0 --num_hidden_layers 1 --hidden_size 48 --max_length 32 --micro_batch_tokens 64 "
+    "--global_batch_tokens 64 --eval_steps 2 --report_to none"
+)
+TASK = "--max_length 32 --max_steps 2 --eval_steps 1 --per_device_train_batch_size 4"
+REDUCED = {
+    "pretrain": PRETRAINING,
+    "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
+    # A teacher that is there, in place of one on the Hub.
+    "distil": "--teacher runs/embeddings/model --passages 60 --num_train_epochs 1 --num_hidden_layers 1 "
+    "--hidden_size 24 --num_attention_heads 2 --intermediate_size 48",
+    "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
+    "--per_device_train_batch_size 8",
+    "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
+    "run_classification": TASK,
+    "run_token_classification": TASK,
+    "run_question_answering": f"{TASK} --max_length 64 --stride 1",
+    "pseudo_perplexity": "--lengths 16 32 --min_tokens 32 --max_documents 2 --sample 2",
+}
+
 
 @pytest.fixture(scope="session")
 def guide_data(tmp_path_factory) -> Path:
@@ -68,4 +89,4 @@ def workplace(guide_data, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def runner(workplace) -> PageRunner:
-    return PageRunner(model=workplace / "runs/tiny/model")
+    return PageRunner(model=workplace / "runs/tiny/model", reduced=dict(REDUCED))

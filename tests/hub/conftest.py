@@ -8,35 +8,42 @@ from pathlib import Path
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
+from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings.contextual import build_contextual_encoder
-from tests.helpers.models import small_model
-from tests.helpers.small_tokenizer import small_tokenizer
+from neobert_hf.embeddings.models import build_encoder
+from tests.helpers.onnx_checkpoints import save_checkpoint
 
 
 JAVASCRIPT = Path(__file__).parent / "transformers_js"
 
 
 @pytest.fixture(scope="session")
+def masked_lm(tmp_path_factory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("masked_lm"), NeoBERTForMaskedLM)
+
+
+@pytest.fixture(scope="session")
 def encoder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("encoder")
-    small_model(vocab_size=200).save_pretrained(folder)
-    small_tokenizer(200, model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder)
+    return save_checkpoint(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="session")
+def embedder(encoder, tmp_path_factory) -> Path:
+    """An embedding model for 32 tokens, with prompts and a linear layer behind its pooling."""
+    folder = tmp_path_factory.mktemp("embedder")
+    torch.manual_seed(0)
+    linear = Dense(64, 64, activation_function=torch.nn.Identity())
+    torch.nn.init.normal_(linear.linear.bias)
+    modules = [*build_encoder(str(encoder), max_length=32), linear, Normalize()]
+    SentenceTransformer(modules=modules, prompts={"query": "dogs and ", "document": ""}).save(str(folder))
     return folder
 
 
 @pytest.fixture(scope="session")
-def embedding_folder(encoder, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("embedding")
-    modules = [Transformer(str(encoder)), Pooling(64, pooling_mode="mean")]
-    SentenceTransformer(modules=modules).save_pretrained(str(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def contextual_folder(encoder, tmp_path_factory) -> Path:
-    """As training leaves it, here of random weights."""
+def contextual(encoder, tmp_path_factory) -> Path:
+    """A contextual model of random weights."""
     folder = tmp_path_factory.mktemp("contextual")
     torch.manual_seed(0)
     context = {"context_size": 2, "context_dropout": 0.1, "soft_prompts": 2, "text_position": 0}

@@ -25,13 +25,13 @@ def load_all(**trust) -> dict:
 
     tokenizer = AutoTokenizer.from_pretrained("me/mlm", **trust)
     model = AutoModelForMaskedLM.from_pretrained("me/mlm", **trust)
-    contextual = SentenceTransformer("me/contextual", device="cpu", **trust)
+    embedder = SentenceTransformer("me/embedder", device="cpu", **trust)
     return {
         "module": type(model).__module__,
         "logits": outputs(model, tokenizer),
         "states": outputs(AutoModel.from_pretrained("me/mlm", **trust), tokenizer),
-        "embeddings": SentenceTransformer("me/embedder", **trust).encode(TEXTS, convert_to_tensor=True),
-        "contextual": both_stages(contextual),
+        "embeddings": embedder.encode_query(TEXTS, convert_to_tensor=True),
+        "contextual": both_stages(SentenceTransformer("me/contextual", device="cpu", **trust)),
     }
 
 
@@ -54,7 +54,7 @@ def user(folder: Path) -> dict:
 def stranger(folder: Path) -> dict:
     """Somebody without the package, who also saves the models and loads them again."""
     from sentence_transformers import SentenceTransformer
-    from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, pipeline
+    from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
     results = {"spec": importlib.util.find_spec("neobert_hf")}
     try:
@@ -62,22 +62,18 @@ def stranger(folder: Path) -> dict:
     except ValueError as error:
         results["untrusted"] = str(error)
     results |= load_all(trust_remote_code=True)
-    AutoModelForMaskedLM.from_pretrained("me/mlm", trust_remote_code=True).save_pretrained(folder / "again")
     tokenizer = AutoTokenizer.from_pretrained("me/mlm", trust_remote_code=True)
-    tokenizer.save_pretrained(folder / "again")
+    model = AutoModelForMaskedLM.from_pretrained("me/mlm", trust_remote_code=True)
+    model.save_pretrained(folder / "again")
     # Another class of the same folder: what one save leaves must do for all.
     AutoModelForTokenClassification.from_pretrained(folder / "again", trust_remote_code=True)
     model = AutoModelForMaskedLM.from_pretrained(folder / "again", trust_remote_code=True)
     model.save_pretrained(folder / "again_and_again")
-    results["again"] = outputs(
-        AutoModelForMaskedLM.from_pretrained(folder / "again_and_again", trust_remote_code=True), tokenizer
-    )
-    fill = pipeline("fill-mask", "me/mlm", trust_remote_code=True)
-    results["fill"] = fill("one [MASK]")[0]["token"]
+    model = AutoModelForMaskedLM.from_pretrained(folder / "again_and_again", trust_remote_code=True)
     SentenceTransformer("me/embedder", trust_remote_code=True).save_pretrained(str(folder / "embedder_again"))
-    again = SentenceTransformer(str(folder / "embedder_again"), trust_remote_code=True)
-    results["embeddings again"] = again.encode(TEXTS, convert_to_tensor=True)
-    return results
+    embedder = SentenceTransformer(str(folder / "embedder_again"), device="cpu", trust_remote_code=True)
+    again = {"again": outputs(model, tokenizer)}
+    return results | again | {"embeddings again": embedder.encode_query(TEXTS, convert_to_tensor=True)}
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """`neobert-hf doctor`: a healthy checkpoint is said to be so, and every kind of damage is found and named."""
 
 import json
-import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from transformers import AutoTokenizer
 
 import neobert_hf
@@ -18,6 +17,7 @@ from neobert_hf.common.files import write_json
 from neobert_hf.hub.doctor import CHECKS, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, compare_outputs, record_outputs
 from tests.helpers.models import small_model
+from tests.helpers.onnx_checkpoints import save_checkpoint
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
@@ -25,30 +25,14 @@ CLASSES = [getattr(neobert_hf, name) for name in neobert_hf.__all__ if name.star
 
 
 @pytest.fixture(scope="module")
-def masked_lm(tmp_path_factory):
-    """A masked LM with everything that is checked but Sentence Transformers' files."""
+def healthy(masked_lm, embedder, contextual, tmp_path_factory) -> Path:
+    """Folders `masked_lm`, `embedder` and `contextual`; of two of them the outputs are recorded."""
     folder = tmp_path_factory.mktemp("healthy")
-    model, tokenizer = small_model(NeoBERTForMaskedLM, vocab_size=200), small_tokenizer(200)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def embedder(encoder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("embedder")
-    modules = [Transformer(str(encoder)), Pooling(64, pooling_mode=("mean", "cls")), Dense(128, 32)]
-    SentenceTransformer(modules=modules).save_pretrained(str(folder))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def contextual(contextual_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("doctor") / "contextual"
-    shutil.copytree(contextual_folder, folder)
-    model, tokenizer = NeoBERTContextualModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
+    shutil.copytree(embedder, folder / "embedder")
+    for source, cls in ((masked_lm, NeoBERTForMaskedLM), (contextual, NeoBERTContextualModel)):
+        copy = shutil.copytree(source, folder / ("masked_lm" if source is masked_lm else "contextual"))
+        golden = record_outputs(cls.from_pretrained(copy), AutoTokenizer.from_pretrained(copy))
+        write_json(copy / GOLDEN_FILE, golden)
     return folder
 
 
@@ -95,12 +79,12 @@ def other_words(folder):
 @pytest.mark.parametrize(
     "kind, skipped", [("masked_lm", "sentence_transformers"), ("embedder", "outputs"), ("contextual", "")]
 )
-def test_a_healthy_checkpoint(kind, skipped, request, capsys):
-    assert main(["doctor", str(request.getfixturevalue(kind))]) == 0
+def test_a_healthy_checkpoint(kind, skipped, healthy, capsys):
+    assert main(["doctor", str(healthy / kind)]) == 0
     *lines, _ = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["skip" if name == skipped else "ok", name] for name in CHECKS]
     if kind == "masked_lm":
-        assert "16 tensors" in lines[1] and "83,464" in lines[1]
+        assert "16 tensors" in lines[1] and "70,564" in lines[1]
 
 
 WO = "model.transformer_encoder.1.wo.weight"
@@ -108,73 +92,54 @@ OTHER_HEAD = edit_json("config.json", architectures=["NeoBERTForQuestionAnswerin
 FOREIGN = '[{"idx": 0, "name": "0", "type": "custom.Transformer", "path": ""}]'
 DENSE = "2_Dense/model.safetensors"
 STALE_CODE = edit_json("config.json", auto_map={"AutoModel": "model.NeoBERT"})
-# What is done to a model: the check that fails, and the name that it says.
-MASKED_LM = {
-    "no config": (remove("config.json"), "config", "config.json"),
-    "unknown key": (edit_json("config.json", dropuot=0.1), "config", "dropuot"),
-    "other class": (edit_json("config.json", architectures=["BertModel"]), "config", "BertModel"),
-    "no weights": (remove("model.safetensors"), "tensors", "model.safetensors"),
-    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "tensors", ""),
-    "nan": (edit_tensors(lambda t: t[WO][0, 1].fill_(torch.nan)), "tensors", WO),
-    "dtype": (edit_tensors(lambda t: t.update({name: x.double() for name, x in t.items()})), "tensors", "float64"),
-    "head of another class": (OTHER_HEAD, "tensors", "qa_outputs"),
-    "more words": (lambda folder: small_tokenizer(250).save_pretrained(folder), "tokenizer", "200"),
-    "padding": (edit_json("config.json", pad_token_id=3), "tokenizer", "pad_token_id"),
-    "no mask": (edit_json("tokenizer_config.json", mask_token=None), "tokenizer", "mask_token"),
-    "edited code": (edit_code, "code", "modeling_neobert.py"),
-    "code missing": (remove("cpu_neobert.py"), "code", "cpu_neobert.py"),
-    "code elsewhere": (STALE_CODE, "code", "model.NeoBERT"),
-    # Only the outputs can tell these.
-    "part of a tensor": (edit_tensors(lambda t: t[WO][:8].zero_()), "outputs", "last_hidden_state"),
-    "decoder": (edit_tensors(lambda t: t["decoder.weight"][100:110].zero_()), "outputs", "logits"),
-    "epsilon": (edit_json("config.json", norm_eps=1e-2), "outputs", "last_hidden_state"),
-    "other words": (other_words, "outputs", "tokenizer"),
-}
 MODULES = "sentence_transformers"
-EMBEDDER = {
-    "no tokenizer": (remove("*token*"), MODULES, "no tokenizer"),
-    "foreign module": (lambda folder: (folder / "modules.json").write_text(FOREIGN), MODULES, "custom.Transformer"),
-    "other class": (edit_json("config_sentence_transformers.json", model_type="Other"), MODULES, "'Other'"),
-    "pooling": (edit_json("1_Pooling/config.json", pooling_mode="mean"), MODULES, "mat1 and mat2"),
-    "no bias": (edit_tensors(lambda t: t.pop("linear.bias"), DENSE), MODULES, "linear.bias"),
-    "nan": (edit_tensors(lambda t: t["linear.bias"].fill_(torch.nan), DENSE), MODULES, "not finite"),
-}
-CONTEXTUAL = {
-    "second stage": (edit_tensors(lambda t: t["second_stage.layer_norm.weight"].mul_(1.5)), "outputs", "second_stage"),
-    "position": (edit_json("config.json", text_position=4), "outputs", "second_stage"),
-    "class": (edit_json("config.json", architectures=["NeoBERTModel"]), "config", "NeoBERTContextualModel"),
-    "code": (remove("contextual_neobert.py"), "code", "contextual_neobert.py"),
-}
-KINDS = {"masked_lm": MASKED_LM, "embedder": EMBEDDER, "contextual": CONTEXTUAL}
+# The model, what is done to it, the check that fails, and the name that it says.
+DAMAGES = [
+    ("masked_lm", remove("config.json"), "config", "config.json"),
+    ("masked_lm", edit_json("config.json", dropuot=0.1), "config", "dropuot"),
+    ("masked_lm", remove("model.safetensors"), "tensors", "model.safetensors"),
+    ("masked_lm", edit_tensors(lambda t: t[WO][0, 1].fill_(torch.nan)), "tensors", WO),
+    ("masked_lm", edit_tensors(lambda t: t.update({key: x.double() for key, x in t.items()})), "tensors", "float64"),
+    ("masked_lm", OTHER_HEAD, "tensors", "qa_outputs"),
+    ("masked_lm", lambda folder: small_tokenizer(150).save_pretrained(folder), "tokenizer", "vocab_size"),
+    ("masked_lm", edit_json("config.json", pad_token_id=3), "tokenizer", "pad_token_id"),
+    ("masked_lm", edit_json("tokenizer_config.json", mask_token=None), "tokenizer", "mask_token"),
+    ("masked_lm", edit_code, "code", "modeling_neobert.py"),
+    ("masked_lm", remove("cpu_neobert.py"), "code", "cpu_neobert.py"),
+    ("masked_lm", STALE_CODE, "code", "model.NeoBERT"),
+    ("contextual", remove("contextual_neobert.py"), "code", "contextual_neobert.py"),
+    ("embedder", remove("*token*"), MODULES, "no tokenizer"),
+    ("embedder", lambda folder: (folder / "modules.json").write_text(FOREIGN), MODULES, "custom.Transformer"),
+    ("embedder", edit_json("config_sentence_transformers.json", model_type="Other"), MODULES, "'Other'"),
+    ("embedder", edit_json("1_Pooling/config.json", pooling_mode=["mean", "cls"]), MODULES, "mat1 and mat2"),
+    ("embedder", edit_tensors(lambda t: t["linear.bias"].fill_(torch.nan), DENSE), MODULES, "not finite"),
+    # Only the outputs can tell these.
+    ("masked_lm", edit_tensors(lambda t: t["decoder.weight"][50:60].zero_()), "outputs", "logits"),
+    ("masked_lm", edit_json("config.json", norm_eps=1e-2), "outputs", "last_hidden_state"),
+    ("masked_lm", other_words, "outputs", "tokenizer"),
+    ("contextual", edit_tensors(lambda t: t["second_stage.layer_norm.weight"].mul_(1.5)), "outputs", "second_stage"),
+]
 
 
-@pytest.mark.parametrize("kind, damage", [(kind, damage) for kind, damages in KINDS.items() for damage in damages])
-def test_damage_is_found_and_named(kind, damage, request, tmp_path, capsys):
-    change, check, name = KINDS[kind][damage]
-    shutil.copytree(request.getfixturevalue(kind), tmp_path / "folder")
+@pytest.mark.parametrize("kind, change, check, name", DAMAGES, ids=[f"{kind} {name}" for kind, *_, name in DAMAGES])
+def test_damage_is_found_and_named(kind, change, check, name, healthy, tmp_path, capsys):
+    shutil.copytree(healthy / kind, tmp_path / "folder")
     change(tmp_path / "folder")
     assert main(["doctor", str(tmp_path / "folder")]) == 1
     (failed,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
     assert failed.split()[1] == check and name in failed
 
 
-def test_every_kind_of_sentence_transformers_model(tmp_path):
-    small_model(NeoBERTForMaskedLM, vocab_size=200, num_hidden_layers=1).save_pretrained(tmp_path / "encoder")
-    small_model(NeoBERTForSequenceClassification, vocab_size=200, num_labels=1).save_pretrained(tmp_path / "scorer")
-    for name, kind, width in (
-        ("encoder", SparseEncoder, "200 dim"),
-        ("encoder", MultiVectorEncoder, "128 dim"),
-        ("scorer", CrossEncoder, "1 dim"),
-    ):
-        small_tokenizer(200).save_pretrained(tmp_path / name)
-        folder = tmp_path / kind.__name__
-        kind(str(tmp_path / name), device="cpu").save_pretrained(str(folder))
-        (finding,) = [finding for finding in diagnose(folder) if finding.check == "sentence_transformers"]
-        assert finding.status == "ok" and width in finding.text, finding
+@pytest.mark.parametrize("kind, width", [(SparseEncoder, 100), (MultiVectorEncoder, 128), (CrossEncoder, 1)])
+def test_every_kind_of_sentence_transformers_model(kind, width, masked_lm, tmp_path):
+    scorer = save_checkpoint(tmp_path / "scorer", NeoBERTForSequenceClassification, num_labels=1)
+    kind(str(scorer if kind is CrossEncoder else masked_lm), device="cpu").save_pretrained(str(tmp_path / "model"))
+    (finding,) = [finding for finding in diagnose(tmp_path / "model") if finding.check == MODULES]
+    assert finding.status == "ok" and f" {width} dim" in finding.text, finding
 
 
-def test_no_code_of_the_folder_is_run(masked_lm, tmp_path):
-    shutil.copytree(masked_lm, tmp_path / "folder")
+def test_no_code_of_the_folder_is_run(healthy, tmp_path):
+    shutil.copytree(healthy / "masked_lm", tmp_path / "folder")
     for name in ("modeling_neobert.py", "configuration_neobert.py", "tokenization_own.py"):
         with open(tmp_path / "folder" / name, "a", encoding="utf-8") as file:
             file.write(f"\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
@@ -188,7 +153,7 @@ def test_no_code_of_the_folder_is_run(masked_lm, tmp_path):
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_recorded_outputs_tell_every_tensor(cls):
-    model, tokenizer = small_model(cls, vocab_size=200), small_tokenizer(200)
+    model, tokenizer = small_model(cls), small_tokenizer()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     golden = record_outputs(model, tokenizer)
     model.set_attn_implementation("eager")

@@ -289,8 +289,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path, case):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_contextual_folder_is_refused(contextual_folder, tmp_path):
-    assert "neobert_contextual" in main(["export", str(contextual_folder), str(tmp_path / "out")])
+def test_a_contextual_is_refused(contextual, tmp_path):
+    assert "neobert_contextual" in main(["export", str(contextual), str(tmp_path / "out")])
 
 
 def test_an_output_that_exists_or_is_being_written_is_refused(embedding_model, tmp_path):

@@ -17,7 +17,6 @@ from huggingface_hub import EvalResult, HfApi, ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoTokenizer
 
 import neobert_hf
@@ -29,9 +28,11 @@ from tests.helpers.hub_server import HubServer
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.hub.hub_clients import TEXTS, both_stages, outputs
+from tests.model.reference import write_reference
 
 
 AUTO_MAP = NeoBERTConfig.auto_classes
+CLASSES = [reference.split(".")[1] for key, reference in AUTO_MAP.items() if key != "AutoConfig"]
 ADDRESS = ["--package_url", "https://github.com/me/neobert_hf"]
 CARD = """
 license: mit
@@ -45,18 +46,17 @@ CODE = {"modeling_neobert.py", "configuration_neobert.py", "cpu_neobert.py"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 FILES = {"README.md", "config.json", "golden.json", "model.safetensors", *TOKENIZER, *CODE}
 SENTENCE_FILES = {
-    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json")
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json"),
+    *("2_Dense/config.json", "2_Dense/model.safetensors", "3_Normalize/config.json"),
 }
 
 
 @pytest.fixture(scope="module")
-def work(embedding_folder, contextual_folder, tmp_path_factory) -> Path:
+def work(masked_lm, embedder, contextual, tmp_path_factory) -> Path:
     """Folders `mlm`, `embedder` and `contextual` as they leave training, what their cards shall say, and a `page`."""
     folder = tmp_path_factory.mktemp("publish")
-    small_model(NeoBERTForMaskedLM, vocab_size=200).save_pretrained(folder / "mlm")
-    small_tokenizer(200).save_pretrained(folder / "mlm")
-    shutil.copytree(embedding_folder, folder / "embedder")
-    shutil.copytree(contextual_folder, folder / "contextual")
+    for name, source in {"mlm": masked_lm, "embedder": embedder, "contextual": contextual}.items():
+        shutil.copytree(source, folder / name)
     # What is not of the model is not published.
     for name in ("1_Pooling/pytorch_model.bin", ".env", "optimizer.pt", "notes.txt", "id_rsa"):
         (folder / "embedder" / name).write_text("secret")
@@ -69,6 +69,11 @@ def work(embedding_folder, contextual_folder, tmp_path_factory) -> Path:
 
 def content_of(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def equal_tensors(left: Path, right: Path) -> bool:
+    before, after = (load_file(folder / "model.safetensors") for folder in (left, right))
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 # What is sent
@@ -89,11 +94,10 @@ def api(monkeypatch):
 
 
 def test_a_model_is_sent_whole_and_nothing_else(api, work, tmp_path, capsys):
-    assert main(["publish", str(work / "embedder"), "me/embedder", *ADDRESS]) is None
-    assert api.sent.keys() == FILES | SENTENCE_FILES
-    (tmp_path / "weights.safetensors").write_bytes(api.sent["model.safetensors"])
-    sent, trained = load_file(tmp_path / "weights.safetensors"), load_file(work / "embedder" / "model.safetensors")
-    assert sent.keys() == trained.keys() and all(torch.equal(sent[name], trained[name]) for name in sent)
+    output = ["--output_dir", str(tmp_path / "sent")]
+    assert main(["publish", str(work / "embedder"), "me/embedder", *ADDRESS, *output]) is None
+    assert api.sent == content_of(tmp_path / "sent") and api.sent.keys() == FILES | SENTENCE_FILES
+    assert equal_tensors(work / "embedder", tmp_path / "sent")
     assert json.loads(api.sent["config.json"])["auto_map"] == AUTO_MAP
     assert f"git+{ADDRESS[1]}" in api.sent["README.md"].decode()
     assert api.create_repo.call_args.kwargs["private"] is True
@@ -127,6 +131,32 @@ def test_what_stops_before_work(api, work):
     assert "Invalid token" in main([*command, *ADDRESS]) and api.mock_calls == [("whoami",)]
 
 
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        (["model"], "OWNER/NAME"),
+        (["me/model", "--output_dir", "."], "exists"),
+        (["me/model", "--card", "absent.yaml"], "absent.yaml"),
+        (["me/model", "--card", "card.yaml"], "'licence'"),
+        (["me/model", "--card", "results.yaml"], "results.yaml: `eval_results`"),
+    ],
+)
+def test_wrong_requests_are_refused(arguments, name, work, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("card.yaml").write_text("licence: mit")
+    Path("results.yaml").write_text("eval_results: [{metric: 1}]")
+    assert name in main(["publish", str(work / "mlm"), *arguments, "--dry_run"])
+
+
+def test_an_unhealthy_checkpoint_is_not_published(work, tmp_path):
+    shutil.copytree(work / "embedder", tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    tensors["layer_norm.weight"][0] = torch.nan
+    save_file(tensors, tmp_path / "source" / "model.safetensors", metadata={"format": "pt"})
+    command = ["publish", str(tmp_path / "source"), "me/model", "--dry_run", "--output_dir", str(tmp_path / "output")]
+    assert "layer_norm.weight" in main(command) and not list(tmp_path.glob("output*"))
+
+
 def test_files_of_an_earlier_model_go_and_those_of_the_owner_stay():
     """With a `modules.json` that is left, a masked LM would load as an embedding model."""
     sharded = ["model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin"]
@@ -146,7 +176,7 @@ def build(work: Path, source: str, folder: Path, **options) -> ModelCard:
 
 @pytest.fixture(scope="module")
 def hub(work):
-    """A Hub with the three models."""
+    """A Hub with the three models, which also lie in the folder `me`."""
     with HubServer() as hub:
         for name in ("mlm", "embedder", "contextual"):
             build(work, name, work / "me" / name, card=str(work / "card.yaml"))
@@ -163,9 +193,9 @@ def run_client(python: str, hub: HubServer, work: Path, name: str, **changes) ->
 
 def check_loaded(results: dict, work: Path) -> None:
     model, tokenizer = NeoBERTForMaskedLM.from_pretrained(work / "mlm"), AutoTokenizer.from_pretrained(work / "mlm")
-    embedder = SentenceTransformer(str(work / "embedder"))
+    embedder = SentenceTransformer(str(work / "embedder"), device="cpu")
     expected = {"logits": outputs(model, tokenizer), "states": outputs(model.model, tokenizer)}
-    expected |= {"embeddings": embedder.encode(TEXTS, convert_to_tensor=True)}
+    expected |= {"embeddings": embedder.encode(TEXTS, prompt="dogs and ", convert_to_tensor=True)}
     expected |= {"contextual": both_stages(SentenceTransformer(str(work / "contextual"), device="cpu"))}
     for name, tensor in expected.items():
         assert torch.equal(results[name], tensor), name
@@ -204,9 +234,7 @@ def test_loading_without_the_package(hub, work):
     assert torch.equal(outputs(model, AutoTokenizer.from_pretrained(work / "mlm")), results["logits"])
 
 
-@pytest.mark.parametrize(
-    "name", [reference.split(".")[1] for key, reference in AUTO_MAP.items() if key != "AutoConfig"]
-)
+@pytest.mark.parametrize("name", CLASSES)
 def test_every_class_saves_the_whole_auto_map_and_its_code(name, tmp_path):
     small_model(getattr(neobert_hf, name)).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
@@ -219,27 +247,21 @@ def test_publishing_a_published_folder_changes_nothing(hub, work, tmp_path):
     assert content_of(tmp_path / "again") == hub.repositories["me/embedder"]
 
 
-def test_an_original_checkpoint_keeps_its_tensors_and_gets_the_code(shared, tmp_path):
+def test_an_original_checkpoint_keeps_its_tensors_and_gets_the_code(tmp_path):
     """Its class names and its `auto_map`, which names code that is not there, give way to this package's."""
-    source, folder = tmp_path / "published", tmp_path / "folder"
-    source.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copyfile(shared / "reference" / "published" / name, source / name)
+    source = write_reference(tmp_path / "published", "published")
     small_tokenizer(500).save_pretrained(source)
     # Loading would round the weights to what the config says.
     values = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(values | {"torch_dtype": "bfloat16"}))
-    build(tmp_path, "published", folder)
-    config = json.loads((folder / "config.json").read_text())
+    build(tmp_path, "published", tmp_path / "folder")
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert config["auto_map"] == AUTO_MAP and config["architectures"] == ["NeoBERTForMaskedLM"]
-    before, after = (load_file(path / "model.safetensors") for path in (source, folder))
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert config["dtype"] == "float32"
+    assert equal_tensors(source, tmp_path / "folder") and config["dtype"] == "float32"
 
 
 def test_weights_stored_in_fewer_bits_than_the_model_computes_in_stay_so(work, tmp_path):
-    source = tmp_path / "half"
-    shutil.copytree(work / "mlm", source)
+    source = shutil.copytree(work / "mlm", tmp_path / "half")
     weights = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     build(tmp_path, "half", tmp_path / "folder")
@@ -250,9 +272,18 @@ def test_weights_stored_in_fewer_bits_than_the_model_computes_in_stay_so(work, t
 # The card
 
 
+def run_code_of(card: ModelCard, work: Path, monkeypatch) -> dict:
+    """The names after the lines of Python below the mark. From the current folder, `me/...` are local folders."""
+    monkeypatch.chdir(work)
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", card.text.split(MARK)[1], re.DOTALL):
+        exec(code, names)
+    return names
+
+
 def test_card_tells_what_is_known_and_nothing_else(hub, work, monkeypatch):
     """Whoever copies the lines out of it gets the model."""
-    card = ModelCard(hub.repositories["me/mlm"]["README.md"].decode())
+    card = ModelCard.load(work / "me" / "mlm" / "README.md")
     data = card.data
     assert (data.license, data.language, data.pipeline_tag) == ("mit", ["en"], "fill-mask")
     assert (data.library_name, data.datasets) == ("transformers", ["tiiuae/falcon-refinedweb"])
@@ -267,105 +298,36 @@ def test_card_tells_what_is_known_and_nothing_else(hub, work, monkeypatch):
     assert torch.equal(outputs(names["model"], names["tokenizer"]), outputs(model, names["tokenizer"]))
 
 
-def run_code_of(card: ModelCard, work: Path, monkeypatch) -> dict:
-    """The names after the lines of Python below the mark. From the current folder, `me/...` are local folders."""
-    monkeypatch.chdir(work)
-    names: dict = {}
-    for code in re.findall(r"```python\n(.*?)```", card.text.split(MARK)[1], re.DOTALL):
-        exec(code, names)
-    return names
-
-
 def test_the_card_of_a_contextual_folder_says_how_it_is_used(hub, work, monkeypatch):
-    card = ModelCard(hub.repositories["me/contextual"]["README.md"].decode())
+    card = ModelCard.load(work / "me" / "contextual" / "README.md")
     assert card.data.pipeline_tag == "feature-extraction" and "contextual" in card.data.tags
     names = run_code_of(card, work, monkeypatch)
     assert names["queries"].shape == (1, 64) and names["documents"].shape == (2, 64)
 
 
-def test_the_card_of_sentence_transformers_is_joined(work, tmp_path):
+def test_the_card_of_sentence_transformers_is_joined(hub, work):
     """Its text stays, with the model's name in its lines; ours follows, counts all modules and says where texts end."""
-    model = SentenceTransformer(str(work / "embedder"), device="cpu")
-    prompts = {"query": "Find it. ", "document": ""}
-    model = SentenceTransformer(modules=[*model, Dense(64, 8)], prompts=prompts, device="cpu")
-    model.max_seq_length = 16
-    model.save(str(tmp_path / "short"))
-    card = build(tmp_path, "short", tmp_path / "folder")
+    model, card = SentenceTransformer(str(work / "embedder")), ModelCard.load(work / "me" / "embedder" / "README.md")
     theirs, ours = card.text.split(MARK)
-    assert "## Training Details" in theirs and 'SentenceTransformer("me/short")' in theirs
-    assert 'SentenceTransformer("me/short", trust_remote_code=True)' in ours
+    assert "## Training Details" in theirs and 'SentenceTransformer("me/embedder")' in theirs
+    assert 'SentenceTransformer("me/embedder", trust_remote_code=True)' in ours
     assert f"{sum(tensor.numel() for tensor in model.state_dict().values()):,} parameters" in ours
-    assert "up to 16 tokens" in ours and "64 tokens" not in ours
+    assert "up to 32 tokens" in ours and "64 tokens" not in ours and str(work) not in card.content
     assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
     assert {"sentence-transformers", "dense", "neobert"} <= set(card.data.tags)
-    assert card.data.license is None and str(tmp_path) not in card.content
-    # The model that others load is the one that was trained.
-    published = SentenceTransformer(str(tmp_path / "folder"), device="cpu")
-    assert published.prompts == prompts and published.max_seq_length == 16
-    assert (published.encode_query(TEXTS) == model.encode(TEXTS, prompt="Find it. ")).all()
-
-
-def result_of(name: str, value: float) -> EvalResult:
-    return EvalResult(task_type="sts", dataset_type=name, dataset_name=name, metric_type="spearman", metric_value=value)
 
 
 def test_an_own_card_and_its_results(work, tmp_path):
     """What the user wrote stays; a score replaces the earlier one of the same task and data."""
+
+    def result_of(name: str, value: float) -> EvalResult:
+        return EvalResult("sts", dataset_type=name, dataset_name=name, metric_type="spearman", metric_value=value)
+
     shutil.copytree(work / "mlm", tmp_path / "mlm")
     own = ModelCard("---\nlicense: apache-2.0\n---\n\n# Mine\n\nAbout it.\n")
     own.data.model_name, own.data.eval_results = "mlm", [result_of("STS12", 0.5), result_of("STS13", 0.6)]
     own.save(tmp_path / "mlm" / "README.md")
-    facts = {"eval_results": [vars(result_of("STS12", 0.712345))]}
-    (tmp_path / "facts.yaml").write_text(yaml.safe_dump(facts))
+    (tmp_path / "facts.yaml").write_text(yaml.safe_dump({"eval_results": [vars(result_of("STS12", 0.712345))]}))
     card = build(tmp_path, "mlm", tmp_path / "folder", card=str(tmp_path / "facts.yaml"))
     assert card.text.lstrip().startswith("# Mine\n\nAbout it.\n") and card.data.license == "apache-2.0"
     assert {each.dataset_name: each.metric_value for each in card.data.eval_results} == {"STS13": 0.6, "STS12": 0.7123}
-
-
-# What is refused
-
-
-def with_nan(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["layer_norm.weight"][0] = torch.nan
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def without_tokenizer(folder: Path) -> None:
-    for file in folder.glob("token*"):
-        file.unlink()
-
-
-# What is done to an embedding model, and the name that the error says.
-DAMAGES = {
-    "NaN": (with_nan, "layer_norm.weight"),
-    "no tokenizer": (without_tokenizer, "no tokenizer"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_unhealthy_checkpoints_are_not_published(damage, work, tmp_path):
-    change, name = DAMAGES[damage]
-    shutil.copytree(work / "embedder", tmp_path / "source")
-    change(tmp_path / "source")
-    output = tmp_path / "output"
-    assert name in main(["publish", str(tmp_path / "source"), "me/model", "--dry_run", "--output_dir", str(output)])
-    assert not list(tmp_path.glob("output*"))
-
-
-@pytest.mark.parametrize(
-    "arguments, name",
-    [
-        (["model"], "OWNER/NAME"),
-        (["me/my model"], "my model"),
-        (["me/model", "--output_dir", "."], "exists"),
-        (["me/model", "--card", "absent.yaml"], "absent.yaml"),
-        (["me/model", "--card", "card.yaml"], "'licence'"),
-        (["me/model", "--card", "results.yaml"], "results.yaml: `eval_results`"),
-    ],
-)
-def test_wrong_requests_are_refused(arguments, name, work, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("card.yaml").write_text("licence: mit")
-    Path("results.yaml").write_text("eval_results: [{metric: 1}]")
-    assert name in main(["publish", str(work / "mlm"), *arguments, "--dry_run"])

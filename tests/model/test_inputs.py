@@ -41,6 +41,7 @@ BAD = {
     "negative id": ({"input_ids": torch.tensor([[5, -1]])}, "input_ids"),
     "neither": ({"attention_mask": MASK}, "input_ids"),
     "both": ({"input_ids": IDS, "inputs_embeds": torch.zeros(4, 13, 64)}, "inputs_embeds"),
+    "a document for each token": ({"input_ids": IDS, "position_ids": torch.zeros_like(IDS)}, "position_ids"),
     "late offsets": (offsets(1, 31), "cu_seq_lens_q"),
     "early end": (offsets(0, 13, 30), "cu_seq_lens_q"),
     "late end": (offsets(0, 13, 32), "cu_seq_lens_q"),
