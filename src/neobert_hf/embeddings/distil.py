@@ -207,13 +207,14 @@ class DistilTrainer(ResumableTrainer):
     def save_student(self) -> None:
         """Write `model/`, with a card, and `log.json`."""
         output, model, settings = Path(self.args.output_dir), self.model.model, self.distil_settings
+        cosine = cosine_to_teacher(model, self.eval_dataset)
         card = CARD.format(
             layers=model[0].model.config.num_hidden_layers,
             width=model[0].model.config.hidden_size,
             name=Path(settings.teacher).name,
             parameters=sum(each.numel() for each in model.parameters()),
             teacher=settings.teacher,
-            cosine=cosine_to_teacher(model, self.eval_dataset),
+            cosine=cosine,
             texts=len(self.train_dataset),
             tokens=self.train_dataset.lengths.sum(),
             steps=self.args.max_steps,
@@ -223,4 +224,6 @@ class DistilTrainer(ResumableTrainer):
             model.eval().save_pretrained(str(partial), create_model_card=False)
             write_text(partial / "README.md", card)
         write_json(output / "log.json", self.state.log_history)
-        print(output / "model", flush=True)
+        measured = [entry["eval_cosine"] for entry in self.state.log_history if "eval_cosine" in entry]
+        before = f"{measured[0]:.3f} before training and " if measured else ""
+        print(f"{output / 'model'}: cosine to the teacher {before}{cosine:.3f} after, on held-out texts", flush=True)
