@@ -10,15 +10,12 @@ References:
     https://arxiv.org/abs/2010.11386 (KL of similarities in a batch).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Sampler
 from transformers import TrainingArguments
 
 from neobert_hf.common.files import atomic_folder, write_json, write_text
@@ -30,8 +27,6 @@ from neobert_hf.training.arguments import BF16, fix, result_settings
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-# Texts of this many batches are sorted by length before they are divided, so that little is padded.
-BATCHES_OF_POOL = 40
 FIXED = {"remove_unused_columns": False, "dataloader_drop_last": False, "ignore_data_skip": False}
 
 
@@ -94,7 +89,11 @@ def run_identity(
 
 
 def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
-    """The inputs of `Student` for texts of `Answers`."""
+    """The inputs of `Student` for texts of `Answers`.
+
+    The texts of a batch have all lengths, since NeoBERT does not compute padding. In batches of one length each step
+    undid a part of what the one before had learned for other lengths: the cosine was 0.695 after 200 steps, not 0.718.
+    """
     ids, states, vectors = zip(*texts)
     lengths = torch.tensor([len(each) for each in ids])
     padded = nn.utils.rnn.pad_sequence([each.long() for each in ids], batch_first=True, padding_value=padding)
@@ -117,29 +116,6 @@ that it did not learn from.
 It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
 of teacher and texts apply.
 """
-
-
-class LengthSampler(Sampler):
-    """The rows of an epoch, so that those of a batch are about equally long, in an order set by seed and epoch."""
-
-    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int):
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        draw = np.random.default_rng([self.seed, self.epoch])
-        order, pool = draw.permutation(len(self.lengths)), self.batch_size * BATCHES_OF_POOL
-        pools = np.split(order, range(pool, len(order), pool))
-        rows = np.concatenate([each[np.argsort(self.lengths[each], kind="stable")] for each in pools])
-        full = len(rows) // self.batch_size * self.batch_size
-        batches = rows[:full].reshape(-1, self.batch_size)
-        yield from batches[draw.permutation(len(batches))].ravel().tolist()
-        yield from rows[full:].tolist()
 
 
 class DistilTrainer(ResumableTrainer):
@@ -173,9 +149,6 @@ class DistilTrainer(ResumableTrainer):
             eval_dataset=held_out,
             settings=identity,
         )
-
-    def _get_train_sampler(self, train_dataset: Answers | None = None) -> LengthSampler:
-        return LengthSampler(self.train_dataset.lengths, self.args.per_device_train_batch_size, self.args.seed)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with three learning rates: of the embeddings, of the blocks, and half of the former for the rest."""
