@@ -77,15 +77,14 @@ def asked_rows(number: int, seed: int = 0, none: float = 0.0, length: int = 8) -
     return rows
 
 
-def write_squad(file: Path, rows: list[dict], version: int = 2) -> Path:
-    """In the form of SQuAD's own files, of which version 1 does not say that a question has no answer."""
+def write_squad(file: Path, rows: list[dict]) -> Path:
+    """In the form of SQuAD's own files."""
     file.parent.mkdir(parents=True, exist_ok=True)
     paragraphs = []
     for row in rows:
         asked = {name: row[name] for name in ("id", "question", "answers")}
-        asked |= {"is_impossible": not row["answers"]} if version == 2 else {}
-        paragraphs.append({"context": row["context"], "qas": [asked]})
-    file.write_text(json.dumps({"version": str(version), "data": [{"title": "t", "paragraphs": paragraphs}]}))
+        paragraphs.append({"context": row["context"], "qas": [asked | {"is_impossible": not row["answers"]}]})
+    file.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
     return file
 
 

@@ -47,7 +47,6 @@ def test_files_and_folders_are_read_as_splits(tmp_path):
     Dataset.from_list(rows[9:12]).to_parquet(folder / "train-00001-of-00002.parquet")
     write_csv(folder / "dev.csv", rows[12:])
     # What lies beside them is not read.
-    write_csv(folder / "train.csv.bak", rows)
     write_csv(folder / "eval.csv", rows)
     assert {name: len(part) for name, part in rows_of(folder).items()} == {"train": 12, "validation": 8}
     assert len(rows_of(folder, test_data=str(folder / "eval.csv"))["test"]) == 20
@@ -55,9 +54,8 @@ def test_files_and_folders_are_read_as_splits(tmp_path):
     Dataset.from_list(rows).to_parquet(folder / "valid.parquet")
     with pytest.raises(ValueError, match="dev.csv, valid.parquet"):
         rows_of(folder)
-    for local in (folder, tmp_path / "rows.csv"):
-        with pytest.raises(ValueError, match="subset"):
-            rows_of(local, subset="en")
+    with pytest.raises(ValueError, match="subset"):
+        rows_of(tmp_path / "rows.csv", subset="en")
 
 
 @pytest.mark.parametrize("name", ["data/review.csv", "owner/rows.jsonl.gz"])
@@ -70,21 +68,21 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch, name
         rows_of("data/reviews.csv", test_data=name)
 
 
-FORMATS = {
-    "spaces between word and tag": (
-        "-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n# id 5\tdomain=en\n\n# NN O\n",
-        [(["U.N.", "of"], ["B-ORG", "O"]), (["#"], ["O"])],
-    ),
-    "spaces inside words": (
-        "in\tO\nNew York\tB-LOC\n10\u00a0000\tB-NUM\t\n\n  two   X O \n10\u00a0000 O\n",
-        [(["in", "New York", "10\u00a0000"], ["O", "B-LOC", "B-NUM"]), (["two", "10\u00a0000"], ["O", "O"])],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FORMATS)
-def test_words_and_tags_of_a_text_file(tmp_path, case):
-    content, expected = FORMATS[case]
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (
+            "-DOCSTART- -X- O\n\nU.N. NNP B-ORG\nof IN O\n\n# id 5\tdomain=en\n\n# NN O\n",
+            [(["U.N.", "of"], ["B-ORG", "O"]), (["#"], ["O"])],
+        ),
+        (
+            "in\tO\nNew York\tB-LOC\n10\u00a0000\tB-NUM\t\n\n  two   X O \n10\u00a0000 O\n",
+            [(["in", "New York", "10\u00a0000"], ["O", "B-LOC", "B-NUM"]), (["two", "10\u00a0000"], ["O", "O"])],
+        ),
+    ],
+    ids=["spaces between word and tag", "spaces inside words"],
+)
+def test_words_and_tags_of_a_text_file(tmp_path, content, expected):
     (tmp_path / "a.conll").write_text(content)
     assert [(row["tokens"], row["tags"]) for row in read_conll(tmp_path / "a.conll")] == expected
 
@@ -217,7 +215,6 @@ def answered(answers) -> list[dict]:
 BAD_ROWS = [
     ("classes", {}, {"train": [{"words": "a", "kind": "x"}]}, "`label_column`.* 'words', 'kind'"),
     ("classes", {"label_column": "lable"}, {}, "`label_column` is 'lable'.* 'label'"),
-    ("classes", {"label_column": "text", "text_columns": ["text"]}, {}, "`label_column` is 'text'"),
     ("classes", {}, {"test": [{"text": "a", "label": None}]}, "test, row 0: 'label' is None.*`score_test`"),
     ("classes", {}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z'.*`score_test`"),
     ("classes", {}, {"validation": [{"text": "\u200b", "label": "x"}]}, "validation, row 0: 'text' is"),
@@ -229,12 +226,9 @@ BAD_ROWS = [
     ("tags", {}, {"test": [{"tokens": ["a"], "tags": ["B-NEW"]}]}, "test, row 0 has the tag 'B-NEW'"),
     ("tags", {}, {"train": [{"token": ["a"], "tags": ["O"]}]}, "`word_column`.* 'token', 'tags'"),
     ("tags", {}, {"train": NUMBERED}, "train, row 0: 'tags' holds .*`tag_names`"),
-    ("tags", {"tag_names": NAMES}, {}, "train, row 0: 'tags' holds .*`tag_names`"),
     ("tags", {"tag_names": NAMES[:2]}, {"train": NUMBERED}, "row 1 has the tag 2.*`tag_names`"),
     ("answers", {}, {"train": answered([{"text": "5", "answer_start": 9}])}, "row 4: the answer '5'.* it is at 2"),
-    ("answers", {}, {"train": answered([{"text": "7", "answer_start": 2}])}, "row 4: the answer '7'"),
     ("answers", {}, {"train": answered({"text": ["5", "5"], "answer_start": [2]})}, "row 4: `answers` is"),
-    ("answers", {}, {"train": answered({"texts": ["5"]})}, "row 4: `answers` is"),
     ("answers", {}, {"train": [row | {"answers": []} for row in ASKED_ROWS]}, "No training question has an answer"),
     ("answers", {}, {"validation": [{"question": "a", "answers": []}]}, "validation, row 0 has no column 'context'"),
 ]
@@ -247,13 +241,12 @@ def test_bad_rows_are_named_before_training(kind, settings, tables, message):
 
 
 def test_columns_are_guessed():
-    rows = [{"label": 1, "premise": "a", "hypothesis": "b", "label_text": "x"}]
-    rows += [rows[0] | {"label": 0, "label_text": "y"}]
-    task = built("classes", train=rows, validation=[rows[0] | {"premise": "c"}])
+    row = {"label": 1, "premise": "a", "hypothesis": "b", "label_text": "x"}
+    task = built("classes", train=[row, row | {"label_text": "y"}], validation=[row | {"premise": "c"}])
     assert task.labels == ["x", "y"] and set(task.tables["train"].column_names) >= {"text", "text_pair", "label"}
-    assert [built(kind).problem for kind in TASKS] == ["single_label_classification", None, None]
-    several = [row | {"label": [row["label"]]} for row in (*ONES, *OTHERS)]
-    task = built("classes", train=several[:2], validation=several[2:])
+    assert task.problem == "single_label_classification"
+    one, other = ([row | {"label": [row["label"]]} for row in rows] for rows in (ONES, OTHERS))
+    task = built("classes", train=one, validation=other)
     assert task.problem == "multi_label_classification" and task.right["train"].tolist() == [[1, 0], [0, 1]]
 
 
@@ -282,14 +275,13 @@ def test_answers_that_no_window_holds_are_counted(tokenizer, capsys):
     assert "train: 1 answers are whole in no window" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "kind, name", [("classes", "classification"), ("tags", "token_classification"), ("answers", "question_answering")]
-)
-def test_shipped_settings_are_the_defaults(kind, name, monkeypatch):
+@pytest.mark.parametrize("kind", TASKS)
+def test_shipped_settings_are_the_defaults(kind, monkeypatch):
     monkeypatch.chdir(ROOT)
-    flags = ["--config", f"configs/tasks/{name}.yaml", "--use_cpu", "true", "--bf16", "false"]
-    settings, arguments = parse_config(TASKS[kind][1], FineTuningArguments, args=flags)
+    name = {"classes": "classification", "tags": "token_classification", "answers": "question_answering"}[kind]
+    args = ["--config", f"configs/tasks/{name}.yaml", "--use_cpu", "true"]
+    settings, arguments = parse_config(TASKS[kind][1], FineTuningArguments, args=args)
     assert settings.model == "chandar-lab/NeoBERT" and arguments.output_dir == f"runs/{name}"
-    bare = FineTuningArguments("x", use_cpu=True, bf16=False)
+    bare = FineTuningArguments("x", use_cpu=True)
     for key in ("learning_rate", "weight_decay", "per_device_train_batch_size", "warmup_steps", "seed"):
         assert getattr(bare, key) == getattr(arguments, key)

@@ -1,4 +1,4 @@
-"""Which settings count for the trained weights, and which of Transformers' a recipe refuses."""
+"""Which settings count for the trained weights, which of Transformers' a recipe refuses, and what follows from some."""
 
 import pytest
 from transformers import TrainingArguments
@@ -15,39 +15,26 @@ def settings(**changes) -> dict:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"label_smoothing_factor": 0.1},
-        {"seed": 1},
-        {"gradient_accumulation_steps": 2},
-        {"adam_beta2": 0.9},
-    ],
-    ids=lambda change: next(iter(change)),
+    "name, value",
+    [("label_smoothing_factor", 0.1), ("seed", 1), ("gradient_accumulation_steps", 2), ("adam_beta2", 0.9)],
 )
-def test_what_changes_the_weights_counts(change):
-    ((name, value),) = change.items()
-    assert settings(**change) == settings() | {name: value} != settings()
-
-
-def test_what_does_not_change_them_does_not_count():
-    change = {"output_dir": "elsewhere", "logging_steps": 7, "save_steps": 7, "eval_strategy": "steps", "eval_steps": 5}
-    assert settings(**change, dataloader_num_workers=2, gradient_checkpointing=True) == settings()
+def test_what_changes_the_weights_counts(name, value):
+    assert settings(**{name: value}) == settings() | {name: value} != settings()
 
 
 @pytest.mark.parametrize(
-    "kind, changes",
+    "kind, name, value",
     [
-        (PretrainingArguments, {"save_only_model": True}),
-        (PretrainingArguments, {"optim": "sgd"}),
-        (FineTuningArguments, {"save_steps": 7}),
-        (FineTuningArguments, {"train_sampling_strategy": "group_by_length"}),
-        (FineTuningArguments, {"lora_alpha": 2.0}),
+        (PretrainingArguments, "save_only_model", True),
+        (PretrainingArguments, "optim", "sgd"),
+        (FineTuningArguments, "save_steps", 7),
+        (FineTuningArguments, "train_sampling_strategy", "group_by_length"),
+        (FineTuningArguments, "lora_alpha", 2.0),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_settings_that_would_break_a_promise_are_refused(kind, changes):
-    with pytest.raises(ValueError, match=f"`{next(iter(changes))}`"):
-        kind("runs", use_cpu=True, **changes)
+def test_settings_that_would_break_a_promise_are_refused(kind, name, value):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        kind("runs", use_cpu=True, **{name: value})
 
 
 @pytest.mark.parametrize("kind", [PretrainingArguments, EmbeddingArguments, FineTuningArguments])
@@ -55,3 +42,9 @@ def test_the_precision_follows_the_hardware(kind):
     assert kind("runs").bf16 is is_torch_bf16_gpu_available()
     assert kind("runs", use_cpu=True).bf16 is False
     assert kind("runs", use_cpu=True, bf16=True).bf16 is True
+
+
+def test_an_epoch_is_a_pass_over_the_rows_with_any_accumulation():
+    for batch, accumulated, steps in ((4, 1, 18), (4, 4, 6), (5, 1, 15), (5, 2, 9)):
+        options = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulated, "use_cpu": True}
+        assert FineTuningArguments("runs", num_train_epochs=3, **options).planned(rows=24).max_steps == steps

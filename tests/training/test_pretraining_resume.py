@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data.documents import Documents
-from neobert_hf.training.run_checkpoints import COMPLETE, CheckpointError, complete_checkpoints
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.pretraining_runs import assert_same_weights, pretrain, run, start
 
 
@@ -50,31 +50,25 @@ def test_resuming_does_not_read_skipped_data(flags, finished, interrupted, tmp_p
     [
         ({"learning_rate": 1e-3}, "learning_rate: 0.005 there, 0.001 now"),
         ({"hidden_size": 64}, "hidden_size: 32 there, 64 now"),
-        ({"train_data": "validation"}, "corpus: "),
     ],
 )
-def test_resuming_with_other_settings_names_them(flags, prepared, interrupted, change, message):
-    if "train_data" in change:
-        change = {"train_data": prepared / change["train_data"]}
-    else:
-        # What may change.
-        change |= {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
+def test_resuming_with_other_settings_names_them(flags, interrupted, change, message):
+    may_change = {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
     with pytest.raises(SettingsMismatch, match=message) as error:
-        pretrain.main(flags(**change))
+        pretrain.main(flags(**change, **may_change))
     assert str(error.value).count(" there, ") == 1
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path, sent):
-    # A terminal signals the whole process group: loader workers must survive it.
+def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
+    """A terminal signals the whole process group: loader workers must survive it."""
     changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}
     run(flags(**changes, output_dir=tmp_path / "whole"))
     training = start(flags(**changes))
     while not re.search(r"step 1 of|'loss'", training.output):
         training.check_running()
-    training.signal(sent)
-    assert training.end() == [128 + sent], training.output[-3000:]
-    step = int(re.search(f"Stopped by {sent.name} after step (\\d+)", training.output)[1])
+    training.signal(signal.SIGINT)
+    assert training.end() == [128 + signal.SIGINT], training.output[-3000:]
+    step = int(re.search("Stopped by SIGINT after step (\\d+)", training.output)[1])
     assert f"checkpoint-{step} is complete: the same command goes on from there." in training.output
     assert 0 < step < 30 and not (tmp_path / "run" / "model").exists()
     run(flags(**changes))
@@ -153,25 +147,6 @@ def test_several_folders_resume_with_the_same_bits(flags, prepared, tmp_path):
             pretrain.main(flags(**changes | {"train_data": other}))
 
 
-def test_processes_draw_dropout_of_their_own(flags, monkeypatch):
-    """The Trainer gives all of them the seed of the settings."""
-    seeds = []
-
-    class Started(Exception):
-        pass
-
-    def begin(trainer, resume):
-        seeds.append(torch.initial_seed())
-        raise Started
-
-    monkeypatch.setattr(pretrain.MLMTrainer, "train_to_the_end", begin)
-    for number in range(2):
-        monkeypatch.setattr(pretrain.PretrainingArguments, "process_index", number)
-        with pytest.raises(Started):
-            pretrain.main(flags(seed=42))
-    assert seeds == [42, 43]
-
-
 def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
     first = shutil.copytree(finished, tmp_path / "first")
     for changes, error, message in (
@@ -194,13 +169,3 @@ def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(ValueError, match="first/model has another tokenizer"):
         pretrain.main(flags(init_from=first))
-
-
-def test_a_checkpoint_of_another_engine_is_refused(flags, interrupted, tmp_path):
-    """Transformers would find no `optimizer.pt` in it and start the optimizer anew."""
-    content = json.loads((interrupted / COMPLETE).read_text())
-    (interrupted / COMPLETE).write_text(json.dumps(content | {"engine": "DeepSpeed"}))
-    with pytest.raises(CheckpointError, match="checkpoint-6 .*DeepSpeed"):
-        pretrain.main(flags())
-    with pytest.raises(CheckpointError, match="checkpoint-6 .*DeepSpeed"):
-        pretrain.main(flags(init_from=interrupted, continue_optimizer=True, output_dir=tmp_path / "second"))
