@@ -1,7 +1,6 @@
 """The paper's GLUE as configuration: its protocol, grid and tables; which runs follow; which settings are refused."""
 
 import pytest
-from datasets import Dataset
 
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.glue.recipe import GlueArguments, GlueSettings, Run, plan_runs
@@ -86,22 +85,15 @@ def test_the_grid_and_the_gains_of_the_ablations_are_those_of_the_paper(paper):
         assert f"performance by {gains[name]['percent']:+.1f}%" in text
 
 
-def test_the_example_of_a_task_has_the_labels_of_its_data(shared):
-    (task,) = choose_tasks(str(CONFIGS / "debian_sections.yaml"), ["all"]).values()
-    table = Dataset.from_parquet(str(shared / "data" / "classification_debian_sections" / "train.parquet"))
-    assert {row["label"]: row["label_text"] for row in table} == dict(enumerate(task.labels))
-
-
-BAD_FLAGS = [
-    ({"task": "mnl"}, "mnl.*mnli"),
-    ({"learning_rate": None}, "sst2 has no learning_rate"),
-    (GRID | {"weight_decays": None}, "sst2 has no weight_decay"),
-    ({"seed": 3}, "seeds"),
-    ({"lerning_rate": 1}, "lerning_rate"),
-]
-
-
-@pytest.mark.parametrize("change, name", BAD_FLAGS)
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"task": "mnl"}, "mnl.*mnli"),
+        ({"learning_rate": None}, "sst2 has no learning_rate"),
+        (GRID | {"weight_decays": None}, "sst2 has no weight_decay"),
+        ({"seed": 3}, "seeds"),
+    ],
+)
 def test_bad_settings_are_refused_before_training(flags, tmp_path, change, name):
     with pytest.raises(ValueError, match=name):
         load_example("run_glue").main(flags(tmp_path / "run", **change))

@@ -46,16 +46,14 @@ def test_columns_become_texts_and_a_class_the_number_of_its_name(tmp_path):
     ],
 )
 def test_a_label_is_the_class_of_its_name_or_number(tmp_path, found, names, numbers):
-    write_own(
-        tmp_path, [{"text": f"row {label}", "label": label} for label in found], [{"text": "x", "label": found[0]}]
-    )
+    rows = [{"text": f"row {label}", "label": label} for label in found]
+    write_own(tmp_path, rows, [{"text": "x", "label": found[0]}])
     assert load_task(task_of(tmp_path, labels=names))["train"]["label"][:] == numbers
 
 
 BAD_ROWS = [
     ({"text": "\u200b"}, {}, "row 2 has an empty 'text'"),
     ({"label": 2}, {}, "row 2 has the label '2'"),
-    ({"label": "maybe"}, {}, "row 2 has the label 'maybe'"),
     # Where classes are called by numbers, a number is a name.
     ({}, {"labels": ["1", "2"]}, "row 0 has the label '0'"),
     ({}, {"texts": ["sentence"]}, "no column 'sentence'"),
@@ -99,10 +97,7 @@ def test_held_out_rows_that_are_trained_on_are_refused_or_counted(tmp_path, caps
 BAD_TASKS = [
     ({"textz": ["a"]}, "textz.*texts"),
     ({"metrics": ["acuracy"]}, "acuracy.*accuracy"),
-    ({"metrics": ["pearson"]}, "pearson"),
     ({"labels": None}, "accuracy"),
-    ({"labels": ["a", "a"]}, "labels"),
-    ({"texts": ["a", "b", "c"]}, "texts"),
     ({"texts": "a"}, "texts"),
     ({"transfer_from": "mnli"}, "mnli"),
 ]
