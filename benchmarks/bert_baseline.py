@@ -1,6 +1,5 @@
 """A BERT pretrained like a NeoBERT: by the same code, on the same tokens, with the same masks and optimizer."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -34,45 +33,35 @@ class BertOfLabels(BertForMaskedLM):
         return MaskedLMOutput(loss=loss / (num_items_in_batch or labelled.sum()), logits=logits)
 
 
-def bert_config(neobert: Path, architecture: ModelArguments, pad_token_id: int) -> BertConfig:
-    """The shape is NeoBERT's; the dropout and the range of initial weights are those of its training."""
-    shape = NeoBERTConfig.from_pretrained(neobert)
-    dropout = architecture.dropout or 0.0
-    return BertConfig(
+def pretrain_bert(neobert: Path, flags: list[str]) -> None:
+    """Pretrain it in `output_dir`. An interrupted run begins anew.
+
+    Args:
+        neobert: model whose width, depth and vocabulary the BERT gets.
+        flags: of `examples/pretrain.py`, for the NeoBERT. Their dropout and range of initial weights are the BERT's.
+    """
+    architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
+    arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
+    data, shape = read_data(settings, arguments), NeoBERTConfig.from_pretrained(neobert)
+    config = BertConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.num_hidden_layers,
         num_attention_heads=shape.num_attention_heads,
         intermediate_size=shape.intermediate_size,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
+        hidden_dropout_prob=architecture.dropout or 0.0,
+        attention_probs_dropout_prob=architecture.dropout or 0.0,
         initializer_range=architecture.decoder_init_range or shape.decoder_init_range,
-        pad_token_id=pad_token_id,
+        pad_token_id=data.tokenizer.pad_token_id,
         attn_implementation="eager",
     )
-
-
-def pretrain_bert(neobert: Path, flags: list[str]) -> None:
-    """Pretrain it, in `output_dir`, unless this has been done. An interrupted run begins anew.
-
-    Args:
-        neobert: model whose width, depth and vocabulary the BERT gets.
-        flags: of `examples/pretrain.py`, for the NeoBERT.
-    """
-    architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
-    output = Path(arguments.output_dir)
-    if (output / "log.json").exists():
-        return
-    arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
-    data = read_data(settings, arguments)
-    config = bert_config(neobert, architecture, data.tokenizer.pad_token_id)
     stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
-    stored |= {"bert": json.loads(config.to_json_string())}
     set_seed(arguments.seed)
     model = BertOfLabels(config)
     trainer = MLMTrainer(model, arguments, data, stored)
     trainer.train_to_the_end(None)
     # What is saved is a plain BERT.
     model.__class__ = BertForMaskedLM
+    output = Path(arguments.output_dir)
     trainer.save_whole(output / "model")
     write_json(output / "log.json", trainer.state.log_history)

@@ -9,10 +9,9 @@ apart. From the rates the page calculates what RefinedWeb and 100 million passag
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -42,17 +41,12 @@ TOKENIZER = str(ROOT / "models" / "distilled")
 DIMENSIONS = 64
 # Texts in a batch: few, so that some dozen texts make batches of like lengths, as the many of a large corpus do.
 BATCH = 8
-
-
-@dataclass(kw_only=True)
-class CorporaSettings(Settings):
-    documents: int = field(default=60_000, metadata={"help": "documents of 300 words whose preparing is timed"})
-    short_documents: int = field(
-        default=1_000_000, metadata={"help": "short documents, for memory and search; also a tenth and a hundredth"}
-    )
-    texts: int = field(default=64, metadata={"help": "texts of up to 256 words that are embedded"})
-    layers: int = field(default=28, metadata={"help": "of the model that embeds; fewer for a trial"})
-    repeats: int = field(default=3, metadata={"help": "turns; the median counts"})
+# Documents of 300 words whose preparing is timed, and of how many their duplicates are looked for.
+DOCUMENTS, SIGNED = 60_000, 2_000
+# Short documents, for memory and search. Memory is measured with a tenth and a hundredth of them, too.
+SHORT_DOCUMENTS = 1_000_000
+# Texts of up to 256 words that are embedded, by so many layers, and turns of which the median counts.
+TEXTS, LAYERS, ROUNDS = 64, 28, 3
 
 
 def random_texts(lengths: Iterable[int]) -> Iterator[str]:
@@ -71,11 +65,11 @@ def write_texts(file: Path, count: int, words: int) -> None:
             writer.write_table(pa.table({"id": ids, "text": [next(texts) for _ in ids]}, schema))
 
 
-def measure_preparing(settings: CorporaSettings) -> dict[str, float]:
+def measure_preparing() -> dict[str, float]:
     """Seconds of all of `prepare_data.py` beside those of its tokenizer alone on the same texts; and of MinHash."""
     with TemporaryDirectory() as folder:
         file, outputs = Path(folder, "texts.parquet"), iter(range(10**6))
-        write_texts(file, settings.documents, 300)
+        write_texts(file, DOCUMENTS, 300)
         texts = pq.read_table(file)["text"].to_pylist()
         tokenizer = Tokenizer.from_file(f"{TOKENIZER}/tokenizer.json")
         tokenizer.no_padding()
@@ -90,11 +84,11 @@ def measure_preparing(settings: CorporaSettings) -> dict[str, float]:
             for start in range(0, len(texts), 1_000):
                 tokenizer.encode_batch_fast(texts[start : start + 1_000])
 
-        found = medians({"whole": whole, "alone": alone}, settings.repeats)
-        (part,) = plan_parts([str(file)], min(2_000, settings.documents), most=min(2_000, settings.documents))
+        found = medians({"whole": whole, "alone": alone}, ROUNDS)
+        (part,) = plan_parts([str(file)], SIGNED, most=SIGNED)
         start = time.perf_counter()
         sign_part(part, DuplicateSettings(), np.array([], np.uint64))
-        found["minhash"] = (time.perf_counter() - start) / part.rows * settings.documents
+        found["minhash"] = (time.perf_counter() - start) / part.rows * DOCUMENTS
     return {"tokens": tokens, "cores": torch.get_num_threads()} | found
 
 
@@ -145,20 +139,20 @@ def memory_of(job: str, count: int) -> list[int]:
         return [*memory, peak_memory()]
 
 
-def measure_memory(settings: CorporaSettings) -> dict[str, dict[str, list[int]]]:
+def measure_memory() -> dict[str, dict[str, list[int]]]:
     """Each in a fresh process, whose memory is its own."""
     found = {"preparing": {}, "indexing": {}}
     for job, peaks in found.items():
-        for count in (settings.short_documents // 100, settings.short_documents // 10, settings.short_documents):
+        for count in (SHORT_DOCUMENTS // 100, SHORT_DOCUMENTS // 10, SHORT_DOCUMENTS):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 peaks[f"{count:,}"] = process.submit(memory_of, job, count).result()
     return found
 
 
-def measure_search(settings: CorporaSettings) -> dict[str, float]:
+def measure_search() -> dict[str, float]:
     """Seconds of writing vectors, building their indexes and searching them, and what the search finds of the exact."""
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
-        write_texts(Path(folder, "texts.parquet"), settings.short_documents, 20)
+        write_texts(Path(folder, "texts.parquet"), SHORT_DOCUMENTS, 20)
         begin = time.perf_counter()
         index = write_index(folder)
         written = time.perf_counter()
@@ -172,14 +166,14 @@ def measure_search(settings: CorporaSettings) -> dict[str, float]:
         found |= medians(searches, 20)
         # A small table has no index of its vectors, and an exact search finds all.
         stored = json.loads(index.recall_file.read_text()) if index.recall_file.exists() else {}
-    return found | {"passages": settings.short_documents, "recall": stored.get("recall_at_10", 1.0)}
+    return found | {"passages": SHORT_DOCUMENTS, "recall": stored.get("recall_at_10", 1.0)}
 
 
-def measure_embedding(settings: CorporaSettings) -> dict[str, float]:
+def measure_embedding() -> dict[str, float]:
     """Tokens, and seconds of `encode` and of embed.py's work on texts of mixed lengths, by the published shape."""
-    texts = list(random_texts(ragged_lengths(settings.texts, 256).tolist()))
+    texts = list(random_texts(ragged_lengths(TEXTS, 256).tolist()))
     with TemporaryDirectory() as folder:
-        config = build_config("NeoBERT", num_hidden_layers=settings.layers)
+        config = build_config("NeoBERT", num_hidden_layers=LAYERS)
         build_model(config).base_model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(TOKENIZER, model_max_length=512).save_pretrained(folder)
         encoder = Transformer(folder)
@@ -188,20 +182,20 @@ def measure_embedding(settings: CorporaSettings) -> dict[str, float]:
         pq.write_table(pa.table({"text": texts}), f"{folder}/texts.parquet")
         (part,) = plan_parts([f"{folder}/texts.parquet"], len(texts))
         of_corpus = CorpusSettings(model=folder, max_length=512, batch_size=BATCH)
-        turns: dict[str, Callable[[], object]] = {
+        turns = {
             "encode": partial(model.encode, texts, batch_size=BATCH, show_progress_bar=False),
             "embed.py": partial(embed_part, part, of_corpus),
         }
         tokens = sum(map(len, model.tokenizer(texts, truncation=True, max_length=512)["input_ids"]))
-        return {"tokens": tokens} | medians(turns, settings.repeats)
+        return {"tokens": tokens} | medians(turns, ROUNDS)
 
 
-def measure(settings: CorporaSettings) -> dict:
+def measure(settings: Settings) -> dict:
     return {
-        "preparing": measure_preparing(settings),
-        "memory": measure_memory(settings),
-        "search": measure_search(settings),
-        "embedding": measure_embedding(settings),
+        "preparing": measure_preparing(),
+        "memory": measure_memory(),
+        "search": measure_search(),
+        "embedding": measure_embedding(),
     }
 
 
@@ -231,9 +225,9 @@ def arithmetic(found: dict) -> str:
     return table(["", "by arithmetic"], rows)
 
 
-def page(stored: dict, folder: Path) -> list[str]:
-    preparing, memory, search, embedding = (stored["found"][k] for k in ("preparing", "memory", "search", "embedding"))
-    peaks = [[job, *(" / ".join(map(str, found)) for found in counts.values())] for job, counts in memory.items()]
+def page(found: dict) -> list[str]:
+    preparing, memory, search, embedding = (found[part] for part in ("preparing", "memory", "search", "embedding"))
+    peaks = [[job, *(" / ".join(map(str, peak)) for peak in counts.values())] for job, counts in memory.items()]
     rates = [f"{embedding['tokens'] / embedding[name]:,.0f}" for name in ("encode", "embed.py")]
     return [
         "# What large corpora cost, and what breaks first",
@@ -249,7 +243,7 @@ def page(stored: dict, folder: Path) -> list[str]:
         table(["MB at the peak", *(f"{count} documents" for count in memory["preparing"])], peaks),
         "## RefinedWeb, and 100 million passages",
         "Core hours are spread over all workers of a cluster. What one process does stays with one process.",
-        arithmetic(stored["found"]),
+        arithmetic(found),
         "At ten times as much, the first to break are the groups of near-duplicates: they need 60 bytes a document in "
         "the memory of one process, so each crawl has to be deduplicated by itself. Then the index of vectors, which "
         "LanceDB trains and builds in one process, and `semantic_search.py index`, which embeds on one GPU.",
@@ -257,7 +251,7 @@ def page(stored: dict, folder: Path) -> list[str]:
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("corpora", CorporaSettings, measure, page, ("lancedb", "sentence-transformers"), args=args)
+    run_benchmark("corpora", measure, page, None, ("lancedb", "sentence-transformers"), args=args)
 
 
 if __name__ == "__main__":

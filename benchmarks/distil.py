@@ -1,14 +1,13 @@
 """How near a distilled model comes to its teacher.
 
     python benchmarks/data.py --output_dir data/benchmark
-    python benchmarks/distil.py --data data/benchmark --teacher sentence-transformers/all-MiniLM-L6-v2 \\
-        --models student=models/distilled
+    python benchmarks/distil.py --speed models/distilled
 
 Beside the models stand the teacher, BM25, and static vectors: the teacher's state of each token alone, averaged over a
 text with weights, as in model2vec. Models are scored on what embedding_scores.py describes, and by a logistic
 regression on the vectors of descriptions of Debian packages, which tells their section. In the column `teacher's
 index`, the model embeds the queries of FOLDOC and the teacher the entries. A model that was scored already is not
-scored again. With `--speed student` that model and the teacher are also timed, in turns, on an idle machine.
+scored again. The models that `--speed` names and the teacher are also timed, in turns, which needs an idle machine.
 """
 
 import re
@@ -38,9 +37,8 @@ from neobert_hf.modeling_neobert import NeoBERTModel
 
 
 TEACHER, STATIC, BM25 = "teacher", "static vectors", "BM25"
-RETRIEVAL = ("FOLDOC", "FOLDOC, with BM25", "teacher's index", "WordNet", "WordNet, with BM25")
-FAR = "far sentences"
-COLUMNS = (*RETRIEVAL, FAR, "similarity of news", "sections")
+FAR, INDEX, NEWS, SECTIONS = "far sentences", "teacher's index", "similarity of news", "sections"
+COLUMNS = ("FOLDOC", "FOLDOC, with BM25", INDEX, "WordNet", "WordNet, with BM25", FAR, NEWS, SECTIONS)
 # Tokens of a document, and after how many of them the sentence comes that is to find it.
 FAR_LENGTH, FAR_START = 1020, 400
 PROBE_ROWS = 10_000
@@ -51,11 +49,14 @@ ROUNDS = 7
 
 @dataclass(kw_only=True)
 class DistilSettings(Settings):
-    data: str = field(metadata={"help": "folder that data.py wrote", "path": True})
+    data: str = field(default="data/benchmark", metadata={"help": "folder that data.py wrote", "path": True})
     teacher: str = field(
-        metadata={"help": "the embedding model that the others were distilled from", "path": "or Hub id"}
+        default="sentence-transformers/all-MiniLM-L6-v2",
+        metadata={"help": "the embedding model that the others were distilled from", "path": "or Hub id"},
     )
-    models: list[str] = field(metadata={"help": "NAME=FOLDER of each student"})
+    models: list[str] = field(
+        default_factory=lambda: ["models/distilled=models/distilled"], metadata={"help": "NAME=FOLDER of each student"}
+    )
     speed: list[str] = field(
         default_factory=list, metadata={"help": "names of models to time beside the teacher, on an idle machine"}
     )
@@ -100,46 +101,30 @@ def similarity(model: SentenceTransformer, pairs: Dataset) -> float:
     return float(spearmanr(cosines, pairs["score"][:]).statistic)
 
 
-@dataclass
-class Tests:
-    """What models are scored on: two dictionaries, pairs of news, and sections to learn and to tell."""
-
-    retrievals: dict[str, Retrieval]
-    news: Dataset
-    train: Dataset
-    validation: Dataset
-
-    @classmethod
-    def read(cls, data: Path, teacher: SentenceTransformer) -> "Tests":
-        sections = data / "classification_debian_sections"
-        train = Dataset.from_parquet(str(sections / "train.parquet")).shuffle(seed=0)
-        texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
-        return cls(
-            read_retrievals(data) | {FAR: far_sentences(teacher, texts)},
-            Dataset.from_parquet(str(data / "sts_lee.parquet")),
-            train.select(range(min(PROBE_ROWS, len(train)))),
-            Dataset.from_parquet(str(sections / "validation.parquet")),
-        )
-
-
-def score(model: SentenceTransformer, index: np.ndarray, tests: Tests) -> dict[str, float]:
+def score(
+    model: SentenceTransformer, index: np.ndarray, retrievals: dict[str, Retrieval], data: Path
+) -> dict[str, float]:
     """All quality columns of a model.
 
     Args:
         index: the teacher's vectors of the entries of FOLDOC.
     """
     found = {}
-    for name, data in tests.retrievals.items():
-        queries, documents = embed(model, "query", data.queries), embed(model, "document", data.documents)
+    for name, retrieval in retrievals.items():
+        queries, documents = embed(model, "query", retrieval.queries), embed(model, "document", retrieval.documents)
         found[name] = ndcg_at_10(queries @ documents.T)
-        found[f"{name}, with BM25"] = ndcg_at_10(hybrid(queries @ documents.T, data.bm25_scores))
+        found[f"{name}, with BM25"] = ndcg_at_10(hybrid(queries @ documents.T, retrieval.bm25_scores))
         if name == "FOLDOC" and queries.shape[1] == index.shape[1]:
-            found["teacher's index"] = ndcg_at_10(queries @ index.T)
-    found["similarity of news"] = similarity(model, tests.news)
+            found[INDEX] = ndcg_at_10(queries @ index.T)
+    found[NEWS] = similarity(model, Dataset.from_parquet(str(data / "sts_lee.parquet")))
+    train, test = (
+        Dataset.from_parquet(str(data / "classification_debian_sections" / f"{part}.parquet"))
+        for part in ("train", "validation")
+    )
+    train = train.shuffle(seed=0).select(range(min(PROBE_ROWS, len(train))))
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
-    probe.fit(embed(model, "document", tests.train["sentence"][:]), tests.train["label"][:])
-    tested = embed(model, "document", tests.validation["sentence"][:])
-    found["sections"] = float(probe.score(tested, tests.validation["label"][:]))
+    probe.fit(embed(model, "document", train["sentence"][:]), train["label"][:])
+    found[SECTIONS] = float(probe.score(embed(model, "document", test["sentence"][:]), test["label"][:]))
     return found
 
 
@@ -167,7 +152,7 @@ def prepared(folder: str, int8: bool) -> SentenceTransformer:
     return model
 
 
-def speeds_of(
+def measure_speed(
     models: dict[str, SentenceTransformer], teacher: SentenceTransformer, data: Retrieval
 ) -> dict[str, dict[str, float]]:
     """Texts a second by model and column. All models take turns."""
@@ -175,35 +160,36 @@ def speeds_of(
     for tokens, count in SPEED.items():
         texts = texts_of_length(teacher, data, tokens, count)
         turns = {name: partial(model.encode, texts, batch_size=count) for name, model in models.items()}
-        for number in (1, 2):
+        for number, words in ((1, "one thread"), (2, "two threads")):
             torch.set_num_threads(number)
             for name, seconds in medians(turns, ROUNDS).items():
-                found[name][f"{tokens} tokens, {'one thread' if number == 1 else 'two threads'}"] = count / seconds
+                found[name][f"{tokens} tokens, {words}"] = count / seconds
     torch.set_num_threads(threads)
     return found
 
 
 def measure(settings: DistilSettings) -> dict:
-    teacher = load_teacher(settings.teacher, torch.device("cpu"))
+    teacher, data = load_teacher(settings.teacher, torch.device("cpu")), Path(settings.data)
+    folders = dict(one.split("=", 1) for one in settings.models)
     models = {TEACHER: teacher, STATIC: static_model(teacher)}
-    folders = {TEACHER: settings.teacher, STATIC: settings.teacher}
-    for name, folder in (one.split("=", 1) for one in settings.models):
-        models[name], folders[name] = SentenceTransformer(folder, device="cpu"), folder
-    tests = Tests.read(Path(settings.data), teacher)
-    scores = {BM25: {name: ndcg_at_10(data.bm25_scores) for name, data in tests.retrievals.items()}}
-    index = embed(teacher, "document", tests.retrievals["FOLDOC"].documents)
+    models |= {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
+    folders |= {TEACHER: settings.teacher, STATIC: settings.teacher}
+    texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
+    retrievals = read_retrievals(data) | {FAR: far_sentences(teacher, texts)}
+    scores = {BM25: {name: ndcg_at_10(retrieval.bm25_scores) for name, retrieval in retrievals.items()}}
+    index = embed(teacher, "document", retrievals["FOLDOC"].documents)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
     for name, model in models.items():
         kind = STATIC if name == STATIC else "model"
         key = f"{kind} of {model_fingerprint(folders[name])[:8]}; teacher {model_fingerprint(settings.teacher)[:8]}"
-        scores[name] = runs.result(key, partial(score, model, index, tests))
+        scores[name] = runs.result(key, partial(score, model, index, retrievals, data))
         print(name, {column: round(value, 3) for column, value in scores[name].items()}, flush=True)
     speeds = {}
     if settings.speed:
         timed = {STATIC: models[STATIC]}
         for name in (TEACHER, *settings.speed):
             timed |= {name: prepared(folders[name], int8=False), f"{name}, int8": prepared(folders[name], int8=True)}
-        speeds = speeds_of(timed, teacher, tests.retrievals["FOLDOC"])
+        speeds = measure_speed(timed, teacher, retrievals["FOLDOC"])
     return {"scores": scores, "speeds": speeds}
 
 
@@ -219,10 +205,10 @@ def speed_table(speeds: dict[str, dict[str, float]]) -> list[str]:
     ]
 
 
-def page(stored: dict, folder: Path) -> list[str]:
-    scores, speeds = stored["found"]["scores"], stored["found"]["speeds"]
+def page(found: dict) -> list[str]:
     rows = [
-        [name, *(f"{found[key]:.3f}" if key in found else "-" for key in COLUMNS)] for name, found in scores.items()
+        [name, *(f"{scores[column]:.3f}" if column in scores else "-" for column in COLUMNS)]
+        for name, scores in found["scores"].items()
     ]
     return [
         "# What a distilled model keeps of its teacher",
@@ -235,12 +221,12 @@ def page(stored: dict, folder: Path) -> list[str]:
         f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
         "means of the teacher's states of single tokens, as in model2vec.",
         table(["", *COLUMNS], rows),
-        *speed_table(speeds),
+        *speed_table(found["speeds"]),
     ]
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("distil", DistilSettings, measure, page, ("sentence-transformers",), args)
+    run_benchmark("distil", measure, page, None, ("sentence-transformers",), DistilSettings, args)
 
 
 if __name__ == "__main__":

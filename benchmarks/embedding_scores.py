@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 import lancedb
@@ -68,29 +69,23 @@ def read_retrievals(data: Path) -> dict[str, Retrieval]:
     }
 
 
+def words_of(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text.lower()))
+
+
 def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
     """The texts whose words do not occur in sequence in any of the `places`, ignoring case and punctuation."""
-    numbers: dict[str, int] = {}
-
-    def to_numbers(text: str) -> list[int]:
-        return [numbers.setdefault(word, len(numbers)) for word in re.findall(r"\w+", text.lower())]
-
-    # Every place ends with a number that does not belong to a word.
-    read = np.array([number for place in places for number in (*to_numbers(place), -1)])
-    found = [np.array(to_numbers(text)) for text in texts]
-    order = np.argsort(read, kind="stable")
-    # Where in `order` the positions of each number begin. The last entry is the end of all.
-    starts = np.searchsorted(read[order], np.arange(len(numbers) + 1))
-    counts = np.diff(starts)
-
-    def is_read(words: np.ndarray) -> bool:
-        # Start from the positions of the rarest word, since there are the fewest of these.
-        rarest = counts[words].argmin()
-        starting = order[starts[words[rarest]] : starts[words[rarest] + 1]] - rarest
-        starting = starting[(starting >= 0) & (starting + len(words) <= len(read))]
-        return any((read[start : start + len(words)] == words).all() for start in starting)
-
-    return [text for text, words in zip(texts, found) if not is_read(words)]
+    texts_by_start: dict[tuple[str, ...], list[str]] = {}
+    for text in texts:
+        texts_by_start.setdefault(words_of(text)[:3], []).append(text)
+    read = set()
+    for words in map(words_of, places):
+        for start, size in product(range(len(words)), (1, 2, 3)):
+            for text in texts_by_start.get(words[start : start + size], ()):
+                found = words_of(text)
+                if words[start : start + len(found)] == found:
+                    read.add(text)
+    return [text for text in texts if text not in read]
 
 
 def ndcg_at_10(scores: np.ndarray) -> float:
@@ -98,8 +93,6 @@ def ndcg_at_10(scores: np.ndarray) -> float:
 
     If other documents have the same score, the right one counts as last: embeddings that are all alike find nothing.
     """
-    if not np.isfinite(scores).all():
-        raise ValueError("The scores of a retrieval are not all finite.")
     ranks = (scores >= scores.diagonal()[:, None]).sum(1) - 1
     return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
 

@@ -13,8 +13,6 @@ medians are compared, because machines are noisy.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from encoders import build_config, build_model, make_batch
@@ -24,30 +22,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 
-SHAPES = ((8, 128), (4, 512))
-
-
-@dataclass(kw_only=True)
-class ForwardSettings(Settings):
-    rounds: int = field(default=7, metadata={"help": "measured turns; the median of them counts"})
-    layers: int = field(default=28, metadata={"help": "of NeoBERT's forward pass; 28 is the published model"})
-    training_layers: int = field(default=4, metadata={"help": "of every model's training step"})
-
-
-def linear_products(model: nn.Module, step: Callable[[], None]) -> list[tuple[torch.Tensor, int]]:
-    """The weight of every linear layer that a step uses, and the rows that it is used for."""
-    used, hooks = [], []
-
-    def note(layer: nn.Linear, inputs: tuple[torch.Tensor]) -> None:
-        used.append((layer.weight.detach(), inputs[0].numel() // inputs[0].shape[-1]))
-
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            hooks.append(layer.register_forward_pre_hook(note))
-    step()
-    for hook in hooks:
-        hook.remove()
-    return used
+# Rows and tokens, and the number of turns whose median is taken.
+SHAPES, ROUNDS = ((8, 128), (4, 512)), 7
+# The published depth, and that of every model's training step.
+LAYERS, TRAINING_LAYERS = 28, 4
 
 
 def bare_products(
@@ -55,8 +33,17 @@ def bare_products(
 ) -> Callable[[], None]:
     """A function that computes the matrix products of a step and nothing else."""
     config, linear = model.config, []
-    for weight, rows in linear_products(model, step):
+
+    def note(layer: nn.Linear, inputs: tuple[torch.Tensor]) -> None:
+        weight = layer.weight.detach()
+        rows = inputs[0].numel() // weight.shape[1]
         linear.append((torch.randn(rows, weight.shape[1]), weight, torch.randn(rows, weight.shape[0])))
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    step()
+    for hook in hooks:
+        hook.remove()
     heads = config.num_attention_heads
     q, k, v, out = torch.randn(4, batch, heads, length, config.hidden_size // heads).unbind(0)
 
@@ -79,8 +66,9 @@ def bare_products(
     return products
 
 
-def measure_model(name: str, layers: int, batch: int, length: int, training: bool, rounds: int) -> dict:
+def measure_model(name: str, batch: int, length: int, training: bool) -> dict:
     """A row of the table."""
+    layers = TRAINING_LAYERS if training else LAYERS
     model = build_model(build_config(name, num_hidden_layers=layers)).train(training)
     inputs, labels = make_batch(model.config, torch.full((batch,), length))
 
@@ -93,29 +81,23 @@ def measure_model(name: str, layers: int, batch: int, length: int, training: boo
         model(**inputs, labels=labels).loss.backward()
 
     step = train if training else forward
-    found = medians({"step": step, "products": bare_products(model, step, batch, length, training)}, rounds)
-    row = {
-        "what": "training step" if training else "forward pass",
-        "model": name,
-        "layers": layers,
-        "batch": f"{batch} x {length}",
-    }
-    row |= found | {"share": found["products"] / found["step"]}
+    found = medians({"step": step, "products": bare_products(model, step, batch, length, training)}, ROUNDS)
+    row = {"what": "training step" if training else "forward pass", "model": name, "layers": layers}
+    row |= {"batch": f"{batch} x {length}"} | found | {"share": found["products"] / found["step"]}
     print(row, flush=True)
     return row
 
 
-def measure(settings: ForwardSettings) -> list[dict]:
-    rows = [measure_model("NeoBERT", settings.layers, *shape, False, settings.rounds) for shape in SHAPES]
+def measure(settings: Settings) -> list[dict]:
+    rows = [measure_model("NeoBERT", *shape, training=False) for shape in SHAPES]
     for shape in SHAPES:
-        for name in ("NeoBERT", "BERT-base", "ModernBERT-base"):
-            rows.append(measure_model(name, settings.training_layers, *shape, True, settings.rounds))
+        rows += [measure_model(name, *shape, training=True) for name in ("NeoBERT", "BERT-base", "ModernBERT-base")]
     return rows
 
 
-def page(stored: dict, folder: Path) -> list[str]:
+def page(found: list[dict]) -> list[str]:
     rows = []
-    for row in stored["found"]:
+    for row in found:
         times = [f"{row[key]:.2f}" for key in ("step", "products", "share")]
         rows.append([row["what"], row["model"], row["layers"], row["batch"], *times])
     return [
@@ -128,7 +110,7 @@ def page(stored: dict, folder: Path) -> list[str]:
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("forward", ForwardSettings, measure, page, args=args)
+    run_benchmark("forward", measure, page, args=args)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,13 @@ number of rows:
 - packed: the same texts one after the other in a single row, without padding.
 
 Only real tokens count. The last column is the rate of the model's matrix products in operations per second, divided by
-that of one large matrix product of the same type, which is measured first. Weights are random. Without a GPU the script
-runs on the CPU, which takes long at the published size: choose fewer `--layers` and `--tokens`.
+that of one large matrix product of the same type, which is measured first. Weights are random.
 """
 
 import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from encoders import build_config, build_model, forward_flops, make_batch, product_flops, ragged_lengths
@@ -32,19 +29,12 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 HEAD = ["", "type", "attention", "tokens a row", "batch", "tokens/s", "peak GiB", "TFLOP/s", "of a bare product"]
 LAYOUTS = ("dense", "padded", "packed")
+TYPES, LENGTHS = ("float32", "bfloat16", "float16"), (512, 4096)
+# Tokens of a batch, with its padding, and the least seconds of a measurement, in repeated steps.
+TOKENS, SECONDS = 32_768, 1.0
 
 
-@dataclass(kw_only=True)
-class GPUSettings(Settings):
-    types: list[str] = field(default_factory=lambda: ["float32", "bfloat16", "float16"], metadata={"help": "dtypes"})
-    lengths: list[int] = field(default_factory=lambda: [512, 4096], metadata={"help": "tokens of the longest rows"})
-    tokens: int = field(default=32_768, metadata={"help": "of a batch, with its padding"})
-    seconds: float = field(default=1.0, metadata={"help": "least time of a measurement, in repeated steps"})
-    layers: int = field(default=28, metadata={"help": "fewer than published, for a trial"})
-    width: int = field(default=768, metadata={"help": "smaller than published, for a trial"})
-
-
-def time_steps(step: Callable[[], None], at_least: float) -> float:
+def time_steps(step: Callable[[], None]) -> float:
     """Seconds of a step. Repeated steps are queued without waiting for each one, as in real use."""
 
     def run(count: int) -> float:
@@ -59,18 +49,15 @@ def time_steps(step: Callable[[], None], at_least: float) -> float:
 
     run(1)  # The first step chooses kernels.
     once = run(1)
-    return run(math.ceil(at_least / once)) if once < at_least else once
+    return run(math.ceil(SECONDS / once)) if once < SECONDS else once
 
 
-def measure_batch(settings: GPUSettings, way: tuple[bool, str, str, int, str]) -> dict[str, float]:
+def measure_batch(training: bool, type_name: str, attention: str, length: int, layout: str) -> dict[str, float]:
     """Real tokens and operations per second of one batch, and GiB of the GPU's memory at the peak."""
-    training, type_name, attention, length, layout = way
     dtype = getattr(torch, type_name)
-    shape = {"num_hidden_layers": settings.layers, "hidden_size": settings.width}
-    shape |= {"num_attention_heads": settings.width // 64, "intermediate_size": 4 * settings.width}
-    model = build_model(build_config("NeoBERT", **shape), DEVICE, torch.float32 if training else dtype, attention)
+    model = build_model(build_config("NeoBERT"), DEVICE, torch.float32 if training else dtype, attention)
     model.train(training)
-    rows = max(1, settings.tokens // length)
+    rows = max(1, TOKENS // length)
     lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
     inputs, labels = make_batch(model.config, lengths, layout == "packed")
     inputs = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in inputs.items()}
@@ -91,27 +78,27 @@ def measure_batch(settings: GPUSettings, way: tuple[bool, str, str, int, str]) -
 
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-    seconds = time_steps(train if training else forward, settings.seconds)
+    seconds = time_steps(train if training else forward)
     predicted = int((labels != -100).sum()) if training else 0
     flops = forward_flops(model, lengths, predicted) * (3 if training else 1)
     memory = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
     return {"tokens": int(lengths.sum()) / seconds, "flops": flops / seconds, "memory": memory}
 
 
-def measure(settings: GPUSettings) -> list[list[str]]:
+def measure(settings: Settings) -> list[list[str]]:
     """The rows of the table."""
     torch.manual_seed(0)
     attentions = ["sdpa", *(["flash_attention_2"] if CUDA and is_flash_attn_2_available() else [])]
-    bare = {name: product_flops(DEVICE, getattr(torch, name)) for name in settings.types}
-    rows = [["bare product", name, *[""] * 5, f"{bare[name] / 1e12:.1f}", "1"] for name in settings.types]
-    for way in itertools.product((False, True), settings.types, attentions, settings.lengths, LAYOUTS):
+    bare = {name: product_flops(DEVICE, getattr(torch, name)) for name in TYPES}
+    rows = [["bare product", name, *[""] * 5, f"{bare[name] / 1e12:.1f}", "1"] for name in TYPES]
+    for way in itertools.product((False, True), TYPES, attentions, LENGTHS, LAYOUTS):
         training, name, attention, length, layout = way
         # FlashAttention computes in half precision only, and training in float16 would need a scale of the loss.
         if (name == "float32" and attention != "sdpa") or (training and name == "float16"):
             continue
         row = ["training step" if training else "forward pass", name, attention, f"{length:,}", layout]
         try:
-            found = measure_batch(settings, way)
+            found = measure_batch(*way)
         except (RuntimeError, ValueError) as error:  # Memory that ends, or a kernel that is not there.
             rows.append([*row, str(error).splitlines()[0][:80], "", "", ""])
             continue
@@ -121,12 +108,12 @@ def measure(settings: GPUSettings) -> list[list[str]]:
     return rows
 
 
-def page(stored: dict, folder: Path) -> list[str]:
-    return ["# Speed on a GPU", table(HEAD, stored["found"])]
+def page(found: list[list[str]]) -> list[str]:
+    return ["# Speed on a GPU", table(HEAD, found)]
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("gpu", GPUSettings, measure, page, args=args)
+    run_benchmark("gpu", measure, page, args=args)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,16 @@ import json
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from bert_baseline import pretrain_bert
-from runner import (
-    BLUE,
-    GREY,
-    ORANGE,
-    ROOT,
-    SKY,
-    Settings,
-    draw_lines,
-    new_figure,
-    run_benchmark,
-    run_script,
-    set_title,
-    table,
-)
-
-from neobert_hf.common.files import write_png
+from matplotlib.figure import Figure
+from runner import BLUE, GREY, ORANGE, ROOT, SKY, Settings, draw_lines, new_figure, run_benchmark, run_script, table
 
 
+# Further flags of every run, which a test sets.
+TRIAL = ""
 # A model of 3 million parameters, trained on 1.2 million tokens and validated only at the end.
 ABLATION = (
     "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
@@ -52,6 +41,8 @@ ABLATIONS = {
     "documents of 64 tokens, packed naively (M6)": (SHORT + " --layout naive", PACKED),
 }
 LONGER, BERT = "twice the tokens", "BERT, AdamW"
+# Runs of each ablation.
+SEEDS = 3
 
 
 @dataclass(kw_only=True)
@@ -61,9 +52,7 @@ class PretrainingSettings(Settings):
         metadata={"help": "folder with train.parquet and validation.parquet", "path": True},
     )
     output_dir: str = field(default="runs/pretraining_benchmark", metadata={"help": "data, runs and logs"})
-    seeds: int = field(default=3, metadata={"help": "runs of each ablation"})
     bf16: bool = field(default=False, metadata={"help": "all but the ablations in bfloat16 autocast"})
-    limit: str = field(default="", metadata={"help": "further flags of every run, for a trial"})
 
 
 def prepare(text: str, data: Path) -> None:
@@ -82,15 +71,18 @@ def prepare(text: str, data: Path) -> None:
         run_script("prepare_data.py", f"--source {text}/{flags}", data / "log.txt")
 
 
-def train(folder: Path, config: str, flags: str, threads: int = 2) -> list[dict]:
-    """Train, unless this has been done, and return the held-out losses, with the tokens seen until each."""
+def train(folder: Path, flags: str, threads: int = 2, config: str = "small", bert_like: Path | None = None) -> list:
+    """Train, unless this has been done, and return the held-out losses, with the tokens seen until each.
+
+    Args:
+        bert_like: a NeoBERT; what is trained is a BERT of its shape.
+    """
+    flags = f"--config {ROOT}/configs/pretrain/{config}.yaml --output_dir {folder} --report_to none {flags} {TRIAL}"
     if not (folder / "log.json").exists():
-        flags = f"--config {ROOT}/configs/pretrain/{config} --output_dir {folder} --report_to none {flags}"
-        run_script("pretrain.py", flags, folder / "output.txt", threads)
-    return held_out(folder)
-
-
-def held_out(folder: Path) -> list[dict]:
+        if bert_like:
+            pretrain_bert(bert_like, flags.split())
+        else:
+            run_script("pretrain.py", flags, folder / "output.txt", threads)
     found, seen = [], 0
     for entry in json.loads((folder / "log.json").read_text()):
         seen = entry.get("tokens_seen", seen)
@@ -100,20 +92,18 @@ def held_out(folder: Path) -> list[dict]:
     return found
 
 
-def run_ablations(settings: PretrainingSettings, output: Path) -> dict[str, list[float]]:
+def run_ablations(output: Path) -> dict[str, list[float]]:
     """Held-out loss of each ablation and seed. Two runs are trained at a time, with one thread each."""
     data = output / "data"
 
-    def final_loss(job: tuple[str, int]) -> float:
-        name, seed = job
+    def final_loss(job: tuple[int, str]) -> float:
+        seed, name = job
         flags = f"--train_data {data}/train --validation_data {data}/validation {ABLATION} "
-        flags += f"{ABLATIONS[name][0].format(data=data)} --seed {seed} {settings.limit}"
-        folder = output / f"ablation_{list(ABLATIONS).index(name)}_{seed}"
-        return train(folder, "small.yaml", flags, threads=1)[-1]["eval_loss"]
+        flags += f"{ABLATIONS[name][0].format(data=data)} --seed {seed}"
+        return train(output / f"ablation_{list(ABLATIONS).index(name)}_{seed}", flags, threads=1)[-1]["eval_loss"]
 
-    jobs = [(name, seed) for seed in range(settings.seeds) for name in ABLATIONS]
     with ThreadPoolExecutor(2) as executor:
-        losses = list(executor.map(final_loss, jobs))
+        losses = list(executor.map(final_loss, product(range(SEEDS), ABLATIONS)))
     return {name: losses[index :: len(ABLATIONS)] for index, name in enumerate(ABLATIONS)}
 
 
@@ -121,22 +111,16 @@ def measure(settings: PretrainingSettings) -> dict:
     output = Path(settings.output_dir)
     data = output / "data"
     prepare(settings.text, data)
-    common = f"--validation_data {data}/validation --use_cpu true"
-    common += f"{' --bf16 true' * settings.bf16} {settings.limit}"
+    common = f"--validation_data {data}/validation --use_cpu true {'--bf16 true' * settings.bf16}"
     short = f"--train_data {data}/train {common}"
-    first = train(output / "stage_1", "small.yaml", short)
-    second = train(
-        output / "stage_2",
-        "small_long.yaml",
-        f"--train_data {data}/train_long --init_from {output}/stage_1 {common}",
-    )
-    larger = f"--micro_batch_tokens 4096 --global_batch_tokens 4096 {short}"
-    others = {LONGER: train(output / "longer", "small.yaml", larger)}
-    flags = f"--config {ROOT}/configs/pretrain/small.yaml --output_dir {output}/bert --report_to none"
-    flags += f" --optimizer adamw --learning_rate 1e-3 {short}"
-    pretrain_bert(output / "stage_1/model", flags.split())
-    others[BERT] = held_out(output / "bert")
-    return {"stages": [first, second], "others": others, "ablations": run_ablations(settings, output)}
+    long = f"--train_data {data}/train_long --init_from {output}/stage_1 {common}"
+    stages = [train(output / "stage_1", short), train(output / "stage_2", long, config="small_long")]
+    larger, adamw = "--micro_batch_tokens 4096 --global_batch_tokens 4096", "--optimizer adamw --learning_rate 1e-3"
+    others = {
+        LONGER: train(output / "longer", f"{short} {larger}"),
+        BERT: train(output / "bert", f"{short} {adamw}", bert_like=output / "stage_1/model"),
+    }
+    return {"stages": stages, "others": others, "ablations": run_ablations(output)}
 
 
 def length_table(columns: dict[str, dict]) -> str:
@@ -157,22 +141,19 @@ def ablation_table(losses: dict[str, list[float]]) -> str:
     return table(["", "held-out loss of each seed", "mean", f"against {M1!r}, or its packed pair"], rows)
 
 
-def plot(found: dict, file: Path) -> None:
+def plot(found: dict) -> Figure:
     lines = {}
     for name, color in (("NeoBERT", BLUE), (LONGER, SKY), (BERT, ORANGE)):
         curve = found["stages"][0] if name == "NeoBERT" else found["others"][name]
         lines[name] = ([(entry["tokens"] / 1e6, entry["eval_loss"]) for entry in curve], color)
-    figure, (axes,) = new_figure(size=(7.6, 3.9))
+    unit = "Loss of held-out masked tokens, nats; same text, masks and size (3.4 million parameters)"
+    figure, (axes,) = new_figure(("After an hour on one core NeoBERT is two nats ahead of BERT", unit))
     draw_lines(axes, lines, "{:.2f}")
     axes.set_xlabel("million tokens of training", loc="left", color=GREY)
-    unit = "Loss of held-out masked tokens, nats; same text, masks and size (3.4 million parameters)"
-    set_title(axes, "After an hour on one core NeoBERT is two nats ahead of BERT", unit)
-    write_png(file, figure)
+    return figure
 
 
-def page(stored: dict, folder: Path) -> list[str]:
-    found = stored["found"]
-    plot(found, folder / "pretraining.png")
+def page(found: dict) -> list[str]:
     first, second = found["stages"]
     lengths = {"stage 1 at 256": first[-1], "stage 1 at 1,024": second[0], "stage 2 at 1,024": second[-1]}
     return [
@@ -199,7 +180,7 @@ def page(stored: dict, folder: Path) -> list[str]:
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("pretraining", PretrainingSettings, measure, page, ("accelerate", "datasets"), args)
+    run_benchmark("pretraining", measure, page, plot, ("accelerate", "datasets"), PretrainingSettings, args)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """What all benchmarks share: one way to run, stored runs, the machine, intervals, turns, tables and pictures.
 
-A benchmark has settings, a function that measures, and one that makes a page of what was measured. `run_benchmark`
-writes NAME.json, which holds every number and how it was made, and from it NAME.md and NAME.png. With
+A benchmark has a function that measures, one that makes a page of what was measured, and mostly one for its picture.
+`run_benchmark` writes NAME.json, which holds every number and how it was made, and from it NAME.md and NAME.png. With
 `--page_only true` nothing is measured: the page and its picture are made again from NAME.json.
 """
 
 import json
-import math
 import os
 import platform
 import shlex
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
 from itertools import pairwise
@@ -28,7 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 from scipy import stats
 
-from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.files import write_json, write_png, write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import parse_config
 
@@ -41,7 +40,7 @@ BLUE, SKY, ORANGE, GREEN, GREY, LIGHT = "#1f5fa8", "#6c9fd4", "#c75b12", "#3a8a4
 
 @dataclass(kw_only=True)
 class Settings:
-    """The settings that every benchmark has beside its own."""
+    """The settings that every benchmark has; some add their own."""
 
     results: str = field(
         default=str(ROOT / "benchmarks/results"), metadata={"help": "folder of the page", "path": True}
@@ -53,36 +52,42 @@ class Settings:
 
 def run_benchmark(
     name: str,
-    kind: type[Settings],
     measure: Callable[[Any], Any],
-    page: Callable[[dict, Path], list[str]],
+    page: Callable[[Any], list[str]],
+    plot: Callable[[Any], Figure] | None = None,
     packages: Sequence[str] = (),
+    kind: type[Settings] = Settings,
     args: list[str] | None = None,
 ) -> None:
     """Measure, store the numbers, and make the page.
 
     Args:
         name: of the script and its files of results.
-        measure: takes the settings and returns what JSON can hold.
-        page: takes what NAME.json holds (`made`, `settings`, `found`) and the folder of results, writes its pictures
-            there and returns the paragraphs of the page. How it was made is added at the end.
+        measure: takes the settings and returns what it found, as JSON can hold it.
+        page: takes what was found and returns the paragraphs of the page. How it was made is added at the end.
+        plot: takes what was found and returns the page's picture, if it has one.
         packages: packages whose versions matter, besides torch and Transformers.
+        kind: of the settings.
         args: the command line without the program's name; `sys.argv[1:]` if None.
     """
+    args = sys.argv[1:] if args is None else args
     (settings,) = parse_config(kind, args=args)
     folder = Path(settings.results)
     folder.mkdir(parents=True, exist_ok=True)
     if not settings.page_only:
         found = measure(settings)
+        allocator = [f"{option}={os.environ[option]}" for option in ALLOCATOR if option in os.environ]
         made = {
             "date": str(date.today()),
             "machine": machine(),
             "versions": {package: version(package) for package in ("torch", "transformers", *packages)},
-            "command": shlex.join(["python", f"benchmarks/{name}.py", *(sys.argv[1:] if args is None else args)]),
+            "command": shlex.join([*allocator, "python", f"benchmarks/{name}.py", *args]),
         }
-        write_json(folder / f"{name}.json", {"made": made, "settings": asdict(settings), "found": found})
+        write_json(folder / f"{name}.json", {"made": made, "found": found})
     stored = json.loads((folder / f"{name}.json").read_text())
-    write_text(folder / f"{name}.md", "\n\n".join([*page(stored, folder), how_made(stored["made"])]) + "\n")
+    if plot:
+        write_png(folder / f"{name}.png", plot(stored["found"]))
+    write_text(folder / f"{name}.md", "\n\n".join([*page(stored["found"]), how_made(stored["made"])]) + "\n")
 
 
 def how_made(made: dict) -> str:
@@ -101,11 +106,9 @@ def processor() -> str:
 
 
 def machine() -> str:
-    """The GPU; or the CPU, the threads that are used, and malloc's settings."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    allocator = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in ALLOCATOR]
-    return ", ".join([processor(), f"{torch.get_num_threads()} threads", *allocator])
+    """The GPU; or the CPU and the threads that are used."""
+    cuda = torch.cuda.is_available()
+    return torch.cuda.get_device_name() if cuda else f"{processor()}, {torch.get_num_threads()} threads"
 
 
 class StoredRuns:
@@ -126,8 +129,7 @@ class StoredRuns:
     def result(self, name: str, run: Callable[[], Any]) -> Any:
         """The stored result of the run with this name (JSON values); if there is none, `run` makes it."""
         if name not in self.runs:
-            found = run()
-            self.runs[name] = {"found": found, "date": str(date.today()), "processor": processor()}
+            self.runs[name] = {"found": run(), "date": str(date.today()), "processor": processor()}
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.file, self.runs)
         self.used.add(name)
@@ -169,45 +171,41 @@ def table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(markdown_table(head, rows))
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of a random sample, and the two ends of its 95% confidence interval by Student's t: NaN for one value."""
-    mean, count = statistics.fmean(values), len(values)
-    if count < 2:
-        return mean, math.nan, math.nan
-    margin = float(stats.t.ppf(0.975, count - 1) * statistics.stdev(values) / math.sqrt(count))
-    return mean, mean - margin, mean + margin
+def margin(values: Sequence[float]) -> float:
+    """Half of the 95% confidence interval of a random sample's mean, by Student's t."""
+    return float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
 
 
-def interval(values: Sequence[float], digits: int = 3) -> str:
-    """The mean, and half of its 95% interval by Student's t."""
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    mean, lower, _ = mean_interval(values)
-    return f"{mean:.{digits}f} ± {mean - lower:.{digits}f}"
+def interval(values: Sequence[float], digits: int) -> str:
+    """The mean, and half of its 95% interval."""
+    return f"{statistics.fmean(values):.{digits}f} ± {margin(values):.{digits}f}"
 
 
-def difference(better: Sequence[float], worse: Sequence[float], digits: int = 3) -> str:
-    """The mean of the differences, pair by pair, and its 95% interval by Student's t."""
-    mean, lower, upper = mean_interval([first - second for first, second in zip(better, worse)])
-    return f"{mean:+.{digits}f} ({lower:+.{digits}f} to {upper:+.{digits}f})"
+def difference(better: Sequence[float], worse: Sequence[float], digits: int) -> str:
+    """The mean of the differences, pair by pair, and its 95% interval."""
+    pairs = [first - second for first, second in zip(better, worse)]
+    mean, half = statistics.fmean(pairs), margin(pairs)
+    return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
 
 
-def new_figure(panels: int = 1, size: tuple[float, float] = (6.4, 3.8), **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side, without boxes; `size` is that of a panel, in inches."""
-    figure = Figure(figsize=(size[0] * panels, size[1]), layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False, **options).flat)
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(length=3, color=GREY, labelcolor="#333333")
-    return figure, axes
+def new_figure(*titles: tuple[str, str], size: tuple[float, float] = (7.6, 3.9)) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, without boxes.
 
-
-def set_title(axes: Axes, message: str, unit: str) -> None:
-    """What a panel says, and below it in grey what its numbers are. A single panel's title begins at the left edge."""
-    alone = len(axes.figure.axes) == 1
-    place = (blended_transform_factory(axes.figure.transFigure, axes.transAxes)) if alone else axes.transAxes
-    for height, text, look in ((23, message, {"fontweight": "bold"}), (8, unit, {"color": GREY, "fontsize": 9.5})):
-        axes.annotate(text, (0.01 * alone, 1), (0, height), xycoords=place, textcoords="offset points", **look)
+    Args:
+        titles: of each panel: what it says, and below it in grey what its numbers are.
+        size: of a panel, in inches.
+    """
+    figure = Figure(figsize=(size[0] * len(titles), size[1]), layout="constrained")
+    panels = list(figure.subplots(1, len(titles), squeeze=False).flat)
+    for axes, (message, unit) in zip(panels, titles):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(length=3, color=GREY, labelcolor="#333333")
+        # A single panel's title begins at the left edge.
+        alone = len(titles) == 1
+        place = blended_transform_factory(figure.transFigure, axes.transAxes) if alone else axes.transAxes
+        for height, text, look in ((23, message, {"fontweight": "bold"}), (8, unit, {"color": GREY, "fontsize": 9.5})):
+            axes.annotate(text, (0.01 * alone, 1), (0, height), xycoords=place, textcoords="offset points", **look)
+    return figure, panels
 
 
 def draw_lines(axes: Axes, lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:

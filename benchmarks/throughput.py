@@ -10,28 +10,21 @@ count. A model's share of the machine's speed is the rate of the operations that
 """
 
 import statistics
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 from encoders import ENCODERS, build_config, build_model, forward_flops, make_batch, product_flops, ragged_lengths
-from runner import BLUE, GREY, LIGHT, Settings, medians, new_figure, run_benchmark, set_title, table
+from matplotlib.figure import Figure
+from runner import BLUE, GREY, LIGHT, Settings, medians, new_figure, run_benchmark, table
 from transformers import PreTrainedModel
-
-from neobert_hf.common.files import write_png
 
 
 LENGTHS, LAYOUTS = (128, 512), ("full", "ragged")
 # Tokens of a full batch, and the least number of rows of a ragged one.
 TOKENS, RAGGED_ROWS = 1024, 8
-
-
-@dataclass(kw_only=True)
-class ThroughputSettings(Settings):
-    rounds: int = field(default=5, metadata={"help": "measured turns of each model; the median of them counts"})
-    layers: int | None = field(default=None, metadata={"help": "fewer layers than published, for a trial"})
+# Measured turns of each model.
+ROUNDS = 5
 
 
 def read(model: PreTrainedModel, inputs: dict) -> None:
@@ -39,10 +32,9 @@ def read(model: PreTrainedModel, inputs: dict) -> None:
         model(**inputs)
 
 
-def measure(settings: ThroughputSettings) -> dict:
+def measure(settings: Settings) -> dict:
     """Real tokens a second of each model and kind of batch, and its share of the machine's speed."""
-    changes = {"num_hidden_layers": settings.layers} if settings.layers else {}
-    models = {name: build_model(build_config(name, **changes)).base_model.eval() for name in ENCODERS}
+    models = {name: build_model(build_config(name)).base_model.eval() for name in ENCODERS}
     rows, ceilings = [], []
     for length, layout in product(LENGTHS, LAYOUTS):
         count = TOKENS // length
@@ -52,7 +44,7 @@ def measure(settings: ThroughputSettings) -> dict:
             inputs, _ = make_batch(model.config, lengths, packed=layout == "ragged" and name == "NeoBERT")
             turns[name] = partial(read, model, inputs)
         ceilings.append(product_flops("cpu", torch.float32))
-        for name, seconds in medians(turns, settings.rounds).items():
+        for name, seconds in medians(turns, ROUNDS).items():
             row = {"model": name, "length": length, "layout": layout, "tokens": int(lengths.sum()) / seconds}
             rows.append(row | {"share": forward_flops(models[name], lengths) / seconds / ceilings[-1]})
             print(rows[-1], flush=True)
@@ -72,12 +64,14 @@ def speed_table(found: dict) -> str:
     return table(["", "parameters", *(titles[layout].format(length) for layout, length in columns)], lines)
 
 
-def plot(found: dict, file: Path) -> None:
+def plot(found: dict) -> Figure:
     """Speed with full and with ragged batches of the longest texts, a line each model."""
     length = max(LENGTHS)
     speeds = {(row["model"], row["layout"]): row["tokens"] for row in found["rows"] if row["length"] == length}
     names = sorted(found["parameters"], key=lambda name: speeds[name, "ragged"])
-    figure, (axes,) = new_figure(size=(7.2, 0.42 * len(names) + 1.2))
+    title = "Only NeoBERT loses nothing when texts differ in length"
+    unit = f"Real tokens a second; forward pass, texts of up to {length} tokens"
+    figure, (axes,) = new_figure((title, unit), size=(7.2, 0.42 * len(names) + 1.2))
     for place, name in enumerate(names):
         color = BLUE if name == "NeoBERT" else GREY
         ragged, full = speeds[name, "ragged"], speeds[name, "full"]
@@ -96,14 +90,10 @@ def plot(found: dict, file: Path) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0)
     axes.set_ylim(-0.6, len(names) - 0.3)
-    unit = f"Real tokens a second; forward pass, texts of up to {length} tokens"
-    set_title(axes, "Only NeoBERT loses nothing when texts differ in length", unit)
-    write_png(file, figure)
+    return figure
 
 
-def page(stored: dict, folder: Path) -> list[str]:
-    found = stored["found"]
-    plot(found, folder / "throughput.png")
+def page(found: dict) -> list[str]:
     return [
         "# Texts of mixed lengths are where NeoBERT is the fastest encoder",
         "![Real tokens a second of each encoder](throughput.png)",
@@ -117,7 +107,7 @@ def page(stored: dict, folder: Path) -> list[str]:
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("throughput", ThroughputSettings, measure, page, args=args)
+    run_benchmark("throughput", measure, page, plot, args=args)
 
 
 if __name__ == "__main__":

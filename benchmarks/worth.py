@@ -16,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from datasets import Dataset, disable_progress_bars
+from matplotlib.figure import Figure
 from runner import (
     BLUE,
     GREEN,
@@ -32,7 +34,6 @@ from runner import (
     interval,
     new_figure,
     run_benchmark,
-    set_title,
     table,
 )
 from sklearn.feature_extraction import DictVectorizer
@@ -52,12 +53,13 @@ from transformers import (
     set_seed,
 )
 
-from neobert_hf.common.files import write_png
 from neobert_hf.common.fingerprints import model_fingerprint
 
 
-MODELS = {"NeoBERT": "small", "BERT": "bert"}
+MODELS = {"NeoBERT": ROOT / "benchmarks/models/small", "BERT": ROOT / "benchmarks/models/bert"}
 RANDOM, COUNTS = "random", "words alone"
+# Folder, column of texts and column of labels of each task.
+TASKS = {"tags": ("pos_brown", "tokens", "tags"), "sections": ("classification_debian_sections", "sentence", "label")}
 # Labelled rows that are trained on, by task: None means all.
 ROWS = {"tags": (100, 300, 3000), "sections": (100, 300, 1000, 3000, None)}
 # Epochs by number of training rows: the fewer rows, the more epochs.
@@ -68,6 +70,8 @@ DEVELOPMENT, TEST = 1000, 2000
 # Rows of a step. With many training rows, steps are larger: on two cores that takes a third of the time.
 BATCH, LARGE_BATCH, MANY_ROWS = 16, 64, 10_000
 MAX_LENGTH = 128
+# Of the rows drawn, their order, the head and random weights.
+SEEDS = 5
 TITLES = {"tags": "parts of speech, words right", "sections": "sections of software, texts right"}
 COLOURS = {"NeoBERT": BLUE, "BERT": ORANGE, RANDOM: GREY, COUNTS: GREEN}
 
@@ -78,12 +82,6 @@ class WorthSettings(Settings):
         default="data/benchmark",
         metadata={"help": "folder with pos_brown/ and classification_debian_sections/", "path": True},
     )
-    starts: list[str] = field(
-        default_factory=lambda: [f"{name}={ROOT}/benchmarks/models/{folder}" for name, folder in MODELS.items()],
-        metadata={"help": "NAME=FOLDER of each pretrained model"},
-    )
-    output_dir: str = field(default="runs/worth", metadata={"help": "folder for what the Trainer writes"})
-    seeds: int = field(default=5, metadata={"help": "of the rows drawn, their order, the head and random weights"})
 
 
 @dataclass
@@ -106,14 +104,10 @@ class Task:
         return self.train.shuffle(seed=seed).select(range(rows))
 
 
-def read_task(name: str, folder: Path, text: str, label: str) -> Task:
-    """A task from a folder with train.parquet and validation.parquet.
-
-    Args:
-        text, label: their columns. Labels of words are lists of names.
-    """
+def read_task(name: str, data: Path) -> Task:
+    folder, text, label = TASKS[name]
     train, test = (
-        Dataset.from_parquet(str(folder / f"{part}.parquet")).rename_columns({text: "text", label: "labels"})
+        Dataset.from_parquet(str(data / folder / f"{part}.parquet")).rename_columns({text: "text", label: "labels"})
         for part in ("train", "validation")
     )
     of_words = name == "tags"
@@ -143,7 +137,7 @@ def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast) -> Dat
 
 
 def fine_tune(
-    start: Path, weights: bool, task: Task, rows: int, rate: float, pooling: str | None, seed: int, output: str
+    start: Path, weights: bool, task: Task, rows: int, rate: float, pooling: str | None, seed: int, folder: str
 ) -> dict[str, float]:
     """Fine-tune once. Returns the accuracy on development and test rows.
 
@@ -164,7 +158,7 @@ def fine_tune(
         model = auto.from_config(config, dtype=torch.float32)
     collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
     arguments = TrainingArguments(
-        output_dir=output,
+        output_dir=folder,
         num_train_epochs=EPOCHS.get(rows, 3),
         learning_rate=rate,
         warmup_steps=0.1,
@@ -193,14 +187,8 @@ def word_features(words: list[str]) -> list[dict[str, str]]:
     """Of each word: itself, its neighbours, its last letters and whether it begins with a capital."""
     lowered = ["<s>", *(word.lower() for word in words), "</s>"]
     return [
-        {
-            "word": lowered[place + 1],
-            "before": lowered[place],
-            "after": lowered[place + 2],
-            "end": lowered[place + 1][-3:],
-            "capital": str(word[:1].isupper()),
-        }
-        for place, word in enumerate(words)
+        {"word": now, "before": before, "after": after, "end": now[-3:], "capital": str(word[:1].isupper())}
+        for word, before, now, after in zip(words, lowered, lowered[1:], lowered[2:])
     ]
 
 
@@ -222,7 +210,7 @@ def count_features(task: Task, rows: int, seed: int) -> dict:
     return {"test": float(found[max(found)].score(*read(task.test)))}
 
 
-def run_start(start: Path, weights: bool, task: Task, rows: int, settings: WorthSettings, result: Callable) -> dict:
+def run_start(start: Path, weights: bool, task: Task, rows: int, result: Callable) -> dict:
     """The best learning rate and pooling, and the test accuracy with them for each seed.
 
     Args:
@@ -233,46 +221,42 @@ def run_start(start: Path, weights: bool, task: Task, rows: int, settings: Worth
     choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
 
     def tune(rate: float, pooling: str | None, seed: int) -> dict:
+        def run() -> dict:
+            with TemporaryDirectory() as folder:
+                return fine_tune(start, weights, task, rows, rate, pooling, seed, folder)
+
         name = f"{rate:g}" + (f", {pooling}" if pooling else "")
-        run = partial(fine_tune, start, weights, task, rows, rate, pooling, seed, settings.output_dir)
         return result((kind, task.name, f"{rows} rows", name, f"seed {seed}"), run)
 
     def search() -> dict:
         trials = itertools.product(RATES, ("cls", "mean") if choice else (None,))
-        return {"trial": max(trials, key=lambda trial: tune(*trial, 0)["development"]), "seeds": 1}
+        return {"trial": max(trials, key=lambda trial: tune(*trial, 0)["development"])}
 
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     best = result((kind, task.name, f"{rows} rows", f"best of {rates}"), search)
-    return {"best": best, "accuracy": [tune(*best["trial"], seed)["test"] for seed in range(settings.seeds)]}
+    return {"best": best, "accuracy": [tune(*best["trial"], seed)["test"] for seed in range(SEEDS)]}
 
 
 def measure(settings: WorthSettings) -> dict:
     """By task, rows and start: the accuracy on the test rows for each seed, and the chosen learning rate."""
     disable_progress_bars()
-    pretrained = {name: Path(folder) for name, folder in (start.split("=", 1) for start in settings.starts)}
-    starts = {name: (folder, True) for name, folder in pretrained.items()}
-    starts[RANDOM] = (next(iter(pretrained.values())), False)
+    starts = {name: (folder, True) for name, folder in MODELS.items()} | {RANDOM: (MODELS["NeoBERT"], False)}
     runs = StoredRuns(Path(settings.results) / "single_runs" / "worth.json")
 
     def result(parts: tuple[str, ...], run: Callable[[], dict]) -> dict:
         return runs.result("; ".join((*parts, f"{MAX_LENGTH} tokens", f"{DEVELOPMENT} + {TEST} rows")), run)
 
-    data, scores = Path(settings.data), {}
-    for task in (
-        read_task("tags", data / "pos_brown", "tokens", "tags"),
-        read_task("sections", data / "classification_debian_sections", "sentence", "label"),
-    ):
+    scores = {}
+    for task in (read_task(name, Path(settings.data)) for name in TASKS):
         scores[task.name] = {}
         for rows in (count or len(task.train) for count in ROWS[task.name]):
-            entries = scores[task.name][str(rows)] = {}
-            for name, start in starts.items():
-                entries[name] = run_start(*start, task, rows, settings, result)
-                print(f"{task.name}, {rows} rows: {name} {statistics.mean(entries[name]['accuracy']):.4f}", flush=True)
+            entries = {name: run_start(*start, task, rows, result) for name, start in starts.items()}
             counts = []
-            for seed in range(settings.seeds):
+            for seed in range(SEEDS):
                 parts = (COUNTS, task.name, f"{rows} rows", f"seed {seed}")
                 counts.append(result(parts, partial(count_features, task, rows, seed))["test"])
-            entries[COUNTS] = {"accuracy": counts}
+            scores[task.name][str(rows)] = entries | {COUNTS: {"accuracy": counts}}
+            print(task.name, rows, {name: entry["accuracy"] for name, entry in entries.items()}, flush=True)
     return {"scores": scores, "runs": runs.places()}
 
 
@@ -281,64 +265,59 @@ def percent(entry: dict) -> list[float]:
 
 
 def tables(scores: dict) -> tuple[str, str]:
-    """Accuracy in percent with its 95% interval; and what the first start gains over each other, seed by seed."""
-    names = list(next(iter(next(iter(scores.values())).values())))
+    """Accuracy in percent with its 95% interval; and what NeoBERT gains over each other, seed by seed."""
+    first, *others = COLOURS
     means, gains = [], []
     for task, by_rows in scores.items():
         for rows, entries in by_rows.items():
-            first, *others = found = [percent(entries[name]) for name in names]
-            means.append([TITLES[task], f"{int(rows):,}", *(interval(each, 1) for each in found)])
-            gains.append([TITLES[task], f"{int(rows):,}", *(difference(first, each, 1) for each in others)])
-    return table(["", "rows", *names], means), table([f"{names[0]} over", "rows", *names[1:]], gains)
+            found = {name: percent(entries[name]) for name in COLOURS}
+            means.append([TITLES[task], f"{int(rows):,}", *(interval(each, 1) for each in found.values())])
+            gains.append([TITLES[task], f"{int(rows):,}", *(difference(found[first], found[o], 1) for o in others)])
+    return table(["", "rows", first, *others], means), table([f"{first} over", "rows", *others], gains)
 
 
-def plot(scores: dict, file: Path) -> None:
+def plot(found: dict) -> Figure:
     """Accuracy against the number of labelled rows: a panel each task, and a line each start."""
-    figure, panels = new_figure(len(scores), size=(6.6, 4.1))
-    messages = {
-        "tags": "NeoBERT needs 100 labelled sentences where BERT needs 3,000",
-        "sections": "Where words alone decide, pretraining adds little",
-    }
-    units = {
-        "tags": "Words whose part of speech is found, %, by labelled sentences",
-        "sections": "Descriptions of software whose section is found, %, by labelled texts",
-    }
-    for axes, (task, by_rows) in zip(panels, scores.items()):
+    figure, panels = new_figure(
+        ("NeoBERT needs 100 labelled sentences where BERT needs 3,000",
+         "Words whose part of speech is found, %, by labelled sentences"),
+        ("Where words alone decide, pretraining adds little",
+         "Descriptions of software whose section is found, %, by labelled texts"),
+        size=(6.6, 4.1),
+    )  # fmt: skip
+    for axes, by_rows in zip(panels, found["scores"].values()):
         lines = {}
-        for name in next(iter(by_rows.values())):
+        for name, color in COLOURS.items():
             points = [(int(rows), statistics.mean(percent(entries[name]))) for rows, entries in by_rows.items()]
-            lines["untrained" if name == RANDOM else name] = (points, COLOURS[name])
+            lines["untrained" if name == RANDOM else name] = (points, color)
         axes.set_xscale("log")
         draw_lines(axes, lines, "{:.1f}")
         axes.set_xticks(list(map(int, by_rows)), [f"{int(rows):,}" for rows in by_rows])
         axes.minorticks_off()
-        set_title(axes, messages[task], units[task])
-    write_png(file, figure)
+    return figure
 
 
-def page(stored: dict, folder: Path) -> list[str]:
-    settings, scores = stored["settings"], stored["found"]["scores"]
-    plot(scores, folder / "worth.png")
-    means, gains = tables(scores)
+def page(found: dict) -> list[str]:
+    means, gains = tables(found["scores"])
     return [
         "# An hour of pretraining saves labels where the order of words matters",
         "![Accuracy against labelled rows](worth.png)",
         f"Accuracy in percent on {TEST:,} held-out rows. Each start is fine-tuned at the rates "
         f"{', '.join(f'{rate:g}' for rate in RATES)}, for texts with two heads (on the first "
         "token's hidden state, and on the mean of all). Rate and head are chosen on "
-        f"{DEVELOPMENT:,} other rows, and {settings['seeds']} seeds are scored with them. A seed decides "
+        f"{DEVELOPMENT:,} other rows, and {SEEDS} seeds are scored with them. A seed decides "
         "the training rows, their order, the new head and the random weights; it is the same for all starts. "
         f"`{RANDOM}` is the same network untrained. `{COUNTS}` is a logistic regression without any network, on words "
         "and bigrams by TF-IDF, or on each word, its neighbours and its last letters.",
         means,
         "Gains in points, seed by seed, with their 95% interval by Student's t:",
         gains,
-        f"The single runs are of {stored['found']['runs']}.",
+        f"The single runs are of {found['runs']}.",
     ]
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("worth", WorthSettings, measure, page, ("scikit-learn",), args)
+    run_benchmark("worth", measure, page, plot, ("scikit-learn",), WorthSettings, args)
 
 
 if __name__ == "__main__":
