@@ -129,15 +129,13 @@ def brown() -> list[dict]:
     return [{"tokens": [word for word, _ in row], "tags": [tag for _, tag in row]} for row in sentences]
 
 
-def write(rows: Dataset | list[dict], file: Path) -> None:
-    rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+def write(rows: Dataset, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(file)
     print(f"{file}: {len(rows):,} rows", flush=True)
 
 
-def write_parts(rows: Dataset | list[dict], folder: Path, share: float) -> None:
-    rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+def write_parts(rows: Dataset, folder: Path, share: float) -> None:
     parts = rows.train_test_split(share, seed=0)
     write(parts["train"], folder / "train.parquet")
     write(parts["test"], folder / "validation.parquet")
@@ -149,14 +147,14 @@ def main(args: list[str] | None = None) -> None:
     usage, definitions = wordnet(share)
     glosses = ["\n".join(definitions[start : start + 40]) for start in range(0, len(definitions), 40)]
     texts = [*manuals(share), *({"text": text, "source": "wordnet"} for text in glosses)]
-    write_parts(texts, output / "text", HELD_OUT)
+    write_parts(Dataset.from_list(texts), output / "text", HELD_OUT)
     terms = Dataset.from_list(foldoc(share)).train_test_split(1000, seed=0)
     write(terms["test"].rename_column("positive", "document"), output / "retrieval_foldoc_test.parquet")
     write(terms["train"], output / "pairs/foldoc.parquet")
-    write(usage, output / "pairs/wordnet_usage.parquet")
+    write(Dataset.from_list(usage), output / "pairs/wordnet_usage.parquet")
     write_parts(debian_sections(), output / "classification_debian_sections", 0.1)
-    write(lee_news(), output / "sts_lee.parquet")
-    write_parts(brown(), output / "pos_brown", 0.1)
+    write(Dataset.from_list(lee_news()), output / "sts_lee.parquet")
+    write_parts(Dataset.from_list(brown()), output / "pos_brown", 0.1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from datasets import Dataset, disable_progress_bars
@@ -110,16 +109,15 @@ def read_task(name: str, data: Path) -> Task:
         Dataset.from_parquet(str(data / folder / f"{part}.parquet")).rename_columns({text: "text", label: "labels"})
         for part in ("train", "validation")
     )
-    of_words = name == "tags"
-    if of_words:
-        names = sorted({tag for tags in train["labels"][:] for tag in tags})
+    if name == "tags":
+        names = sorted({tag for tags in train["labels"] for tag in tags})
         train, test = (
             rows.map(lambda row: {"labels": [names.index(tag) for tag in row["labels"]]}) for rows in (train, test)
         )
-    count = len(names) if of_words else max(train["labels"]) + 1
+    count = len(names) if name == "tags" else max(train["labels"]) + 1
     train, test = train.shuffle(seed=0), test.shuffle(seed=0)
     development, train = train.take(DEVELOPMENT), train.skip(DEVELOPMENT)
-    return Task(name, train, development, test.take(min(TEST, len(test))), count, of_words)
+    return Task(name, train, development, test.take(min(TEST, len(test))), count, of_words=name == "tags")
 
 
 def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast) -> Dataset:
@@ -137,7 +135,7 @@ def encode(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerFast) -> Dat
 
 
 def fine_tune(
-    start: Path, weights: bool, task: Task, rows: int, rate: float, pooling: str | None, seed: int, folder: str
+    start: Path, weights: bool, task: Task, rows: int, rate: float, pooling: str | None, seed: int
 ) -> dict[str, float]:
     """Fine-tune once. Returns the accuracy on development and test rows.
 
@@ -158,7 +156,7 @@ def fine_tune(
         model = auto.from_config(config, dtype=torch.float32)
     collator = (DataCollatorForTokenClassification if task.of_words else DataCollatorWithPadding)(tokenizer)
     arguments = TrainingArguments(
-        output_dir=folder,
+        output_dir="runs/worth",
         num_train_epochs=EPOCHS.get(rows, 3),
         learning_rate=rate,
         warmup_steps=0.1,
@@ -221,11 +219,8 @@ def run_start(start: Path, weights: bool, task: Task, rows: int, result: Callabl
     choice = not task.of_words and hasattr(AutoConfig.from_pretrained(start), "classifier_pooling")
 
     def tune(rate: float, pooling: str | None, seed: int) -> dict:
-        def run() -> dict:
-            with TemporaryDirectory() as folder:
-                return fine_tune(start, weights, task, rows, rate, pooling, seed, folder)
-
         name = f"{rate:g}" + (f", {pooling}" if pooling else "")
+        run = partial(fine_tune, start, weights, task, rows, rate, pooling, seed)
         return result((kind, task.name, f"{rows} rows", name, f"seed {seed}"), run)
 
     def search() -> dict:

@@ -136,6 +136,7 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(run, tmp_path, m
         "MODELS": {"NeoBERT": start, "BERT": start},
     }.items():  # fmt: skip
         monkeypatch.setattr(worth, name, value)
+    monkeypatch.chdir(tmp_path)
     scores = run("worth", f"--data {tmp_path}")[0]["scores"]
     stored = (tmp_path / "single_runs/worth.json").read_text()
     # Of 80 texts 10 are for development.
