@@ -11,8 +11,9 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.embedding_runs import run
+from tests.helpers.models import small_config
 
 
 @pytest.fixture(scope="session")
@@ -25,16 +26,8 @@ def encoder(tokenizer, tmp_path_factory) -> Path:
     """With dropout, so that a resume has to restore its generator."""
     folder = tmp_path_factory.mktemp("encoder")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    config = NeoBERTConfig(
-        vocab_size=len(tokenizer),
-        max_length=64,
-        dropout=0.1,
-        decoder_init_range=0.2,
-        embedding_init_range=1.0,
-        pad_token_id=tokenizer.pad_token_id,
-        **sizes,
-    )
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
+    config = small_config(**sizes, dropout=0.1, pad_token_id=tokenizer.pad_token_id)
     NeoBERTForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -68,10 +61,7 @@ def data(corpus, tmp_path_factory) -> Path:
     ]
     Dataset.from_list(nested).to_parquet(folder / "nested.parquet")
     Dataset.from_list(rows[330:360]).to_parquet(folder / "test.parquet")
-    sts = [
-        {"a": row["question"], "b": row["answer"][:40], "score": number / 20}
-        for number, row in enumerate(rows[360:380])
-    ]
+    sts = [{"a": row["question"], "b": row["answer"][:40], "score": n / 20} for n, row in enumerate(rows[360:380])]
     Dataset.from_list(sts).to_parquet(folder / "sts.parquet")
     (folder / "datasets.yaml").write_text(yaml.safe_dump(describe(folder), sort_keys=False))
     return folder

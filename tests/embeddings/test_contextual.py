@@ -8,8 +8,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from neobert_hf import NeoBERTModel
 from neobert_hf.embeddings.contextual import build_contextual_encoder, draw_context, embed_context
-from neobert_hf.embeddings.models import build, build_encoder, load_trained_model
-from tests.helpers.other_encoders import save_other_encoder
+from neobert_hf.embeddings.models import build, load_trained_model
 
 
 SETTINGS = {"context_size": 6, "context_dropout": 0.1, "soft_prompts": 8, "text_position": 0}
@@ -43,7 +42,6 @@ def test_both_stages_start_as_the_encoder(model, encoder):
         assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
     first, second = (set(map(id, stage.parameters())) for stage in (stages.first_stage, stages.second_stage))
     assert not first & second
-    assert model.max_seq_length == 48 and model.get_embedding_dimension() == 32
 
 
 def test_saved_loaded_and_encoded_to_the_bit(model, saved, texts):
@@ -54,7 +52,6 @@ def test_saved_loaded_and_encoded_to_the_bit(model, saved, texts):
         "null context": lambda each: each.encode(texts, dataset_embeddings=context[:0]),
         "queries": lambda each: each.encode_query(texts, dataset_embeddings=context),
         "documents": lambda each: each.encode_document(texts, dataset_embeddings=context),
-        "context": lambda each: embed_context(each, texts, seed=0).numpy(),
     }
     before, loaded = {name: call(model) for name, call in calls.items()}, SentenceTransformer(saved)
     for name, call in calls.items():
@@ -65,43 +62,33 @@ def test_saved_loaded_and_encoded_to_the_bit(model, saved, texts):
     assert (again.encode(texts, dataset_embeddings=context) == before["second stage"]).all()
 
 
-def test_a_context_is_whole_whatever_the_model_is_set_to(model, saved, texts):
+def test_a_context_is_whole_and_has_the_prompt_of_documents(model, saved, texts):
     expected = embed_context(model, texts, seed=0)
     assert expected.shape == (6, 32) and expected.dtype == torch.float32 and not expected.requires_grad
-    assert (expected.numpy() == model.encode(draw_context(texts, 6, 0))).all()
-    shortened = SentenceTransformer(saved, truncate_dim=8)
-    assert torch.equal(embed_context(shortened, texts, 0), expected)
-    assert shortened.encode(texts, dataset_embeddings=expected).shape == (20, 8)
-    # The prompt of documents is the model's own, unless another one is given.
-    other = embed_context(shortened, texts, 0, prompt="Find. ")
-    shortened.prompts["document"] = "Find. "
-    assert not torch.equal(other, expected) and torch.equal(embed_context(shortened, texts, 0), other)
-
-
-def test_the_draw():
-    corpus = [f"text {number}" for number in range(40)]
-    drawn = draw_context(corpus, 10, seed=0)
-    assert len(set(drawn)) == 10 and drawn == draw_context(corpus, 10, seed=0) != draw_context(corpus, 10, seed=1)
+    drawn = draw_context(texts, 6, seed=0)
+    assert len(set(drawn)) == 6 and (expected.numpy() == model.encode(drawn)).all()
     # Equal texts count once, empty ones not at all; of too few each is taken as often as the others, or once more.
     few = draw_context(["a", "b", "a", " ", "c", ""], 8, seed=0)
     assert sorted(few.count(text) for text in "abc") == [2, 3, 3]
+    # Also of a model that cuts its embeddings.
+    shortened = SentenceTransformer(saved, truncate_dim=8)
+    assert torch.equal(embed_context(shortened, texts, 0), expected)
+    shortened.prompts["document"] = "Find. "
+    prompted = embed_context(shortened, texts, 0)
+    assert not torch.equal(prompted, expected) and torch.equal(embed_context(model, texts, 0, "Find. "), prompted)
 
 
-# Calls of which the model, the saved one, an encoder or that of another type does not fit, and what the error names.
+# Calls with a model that does not fit, and what the error names.
 REFUSED = [
-    (lambda paths: build_contextual_encoder(paths["bert"], 48, **SETTINGS), "'bert'"),
-    (lambda paths: build_contextual_encoder(paths["saved"], 48, **SETTINGS | {"context_size": 8}), "context_size"),
-    (lambda paths: build_contextual_encoder(paths["encoder"], 48, **SETTINGS | {"context_size": 65}), "context_size"),
-    (lambda paths: embed_context(build_encoder(paths["encoder"], 48), ["a"], 0), "`embed_context`"),
-    (lambda paths: embed_context(SentenceTransformer(paths["saved"]), ["", " "], 0), "at least one text"),
+    (lambda saved, _: build_contextual_encoder(saved, 48, **SETTINGS | {"context_size": 8}), "context_size"),
+    (lambda _, encoder: build_contextual_encoder(encoder, 48, **SETTINGS | {"context_size": 65}), "context_size"),
     # No other recipe embeds with the first stage by mistake.
-    (lambda paths: build(MultiVectorEncoder, paths["saved"], 48), "contextual model"),
-    (lambda paths: load_trained_model(paths["saved"], "miner"), "contextual model"),
+    (lambda saved, _: build(MultiVectorEncoder, saved, 48), "contextual model"),
+    (lambda saved, _: load_trained_model(saved, "miner"), "contextual model"),
 ]
 
 
 @pytest.mark.parametrize("call, message", REFUSED)
-def test_what_does_not_fit_is_refused(saved, encoder, tokenizer, tmp_path, call, message):
-    save_other_encoder("bert", tmp_path / "bert", tokenizer)
+def test_what_does_not_fit_is_refused(saved, encoder, call, message):
     with pytest.raises(ValueError, match=message):
-        call({"bert": str(tmp_path / "bert"), "saved": saved, "encoder": str(encoder)})
+        call(saved, str(encoder))

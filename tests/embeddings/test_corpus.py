@@ -1,4 +1,4 @@
-"""Vectors of a corpus, part by part: those of the model's own `encode_document`, whatever the parts and workers."""
+"""Vectors of a corpus, part by part: those of the model's own `encode_document`, whatever the parts."""
 
 import json
 
@@ -52,10 +52,3 @@ def test_parts_of_any_size_give_the_same_bits(tmp_path, model):
         for rows, parts in (("8192", 1), ("100", 2), ("6", 3))
     ]
     assert all(np.array_equal(whole, other) for other in others)
-
-
-@pytest.mark.slow
-def test_any_number_of_workers_gives_the_same_bits(tmp_path, model):
-    flags = ("--rows_per_part", "64", "--batch_size", "2")
-    one = embed(tmp_path, model, *flags, parts=3)
-    assert np.array_equal(one, embed(tmp_path, model, *flags, "--workers", "2", name="two", parts=3))

@@ -21,14 +21,11 @@ BAD_ROWS = [
     ([ROW | {"body": {"a": "b"}}], {}, ["row 0", "'body'", "dict"]),
     ([ROW | {"neg": None}] * 2, {"negatives": "neg"}, ["bad.jsonl", "`negatives`"]),
     ([ROW | {"neg": ["n"]}], {"negatives": "neg.text"}, ["row 0", "'neg.text'"]),
-    ([ROW | {"neg": {"easy": ["n"]}}], {"negatives": "neg.*"}, ["row 0", "'neg.*'", "dict"]),
     ([ROW], {"positive": "body.0"}, ["row 0", "'body.0'"]),
     ([ROW | {"body": ["b", "c"]}], {"positive": "body.*"}, ["row 0", "2 texts", "body.*"]),
     ([ROW | {"body": None}], {"skip_incomplete": True}, ["bad.jsonl"]),
     ([ROW], {"query": "titel"}, ["'titel'", "'title'"]),
     ([ROW | {"body": "['b', 'c']"}], {}, ["bad.jsonl", "'body'"]),
-    ([ROW], {"above": {"title": 4}}, ["row 0", "'title'", "number"]),
-    ([], {}, ["bad.jsonl"]),
 ]
 
 
@@ -45,14 +42,10 @@ BAD_DESCRIPTIONS = [
     (lambda c: c["train"]["pairs"].pop("instruction"), "pairs.*`instruction`"),
     (lambda c: c["train"]["pairs"].update(postive="body"), "pairs.*'postive'.*'positive'"),
     (lambda c: c["train"]["pairs"].update(positive="title"), "pairs.*`positive` is 'title'"),
-    (lambda c: c["train"]["pairs"].update(query=3), "pairs.*query"),
     (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs.*'batch_size'"),
     (lambda c: c["train"]["pairs"].update(parts=[{"sauce": "x"}]), "pairs.*'sauce'.*'source'"),
     (lambda c: c["train"].clear(), "no training dataset"),
-    (lambda c: c.update(tests={}), "'tests'"),
     (lambda c: c["evaluation"].update(clustering={"source": "x"}), "'clustering'"),
-    (lambda c: c.update(train=[c["train"]]), "`train`"),
-    (lambda c: c["evaluation"]["retrieval"].update(default=True), "retrieval.*'default'"),
     (lambda c: c["train"].update(query=c["train"].pop("pairs")), "dataset query"),
 ]
 
@@ -71,7 +64,6 @@ def use_twice(content: dict) -> None:
 
 BAD_RUNS = [
     (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), FileNotFoundError, "nowhere/pairs.jsonl"),
-    (lambda c: c["evaluation"]["sts"].update(c["evaluation"]["retrieval"]), ValueError, "'score'"),
     (lambda c: c.pop("evaluation"), ValueError, "eval_strategy"),
     (use_twice, ValueError, "retrieval dataset are also trained on"),
 ]
@@ -84,11 +76,10 @@ def test_nothing_is_trained_on_a_bad_description(settings, edit, tmp_path, chang
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-@pytest.mark.parametrize("count", [1, 20])
-def test_too_few_different_rows_for_a_batch_are_refused(settings, edit, tmp_path, count):
-    (tmp_path / "few.jsonl").write_text((json.dumps(ROW) + "\n") * count)
+def test_too_few_different_rows_for_a_batch_are_refused(settings, edit, tmp_path):
+    (tmp_path / "few.jsonl").write_text((json.dumps(ROW) + "\n") * 20)
     file = edit(lambda content: content["train"]["pairs"].update(source=str(tmp_path / "few.jsonl")))
-    with pytest.raises(ValueError, match=f"pairs has {count} rows.*`batch_size`"):
+    with pytest.raises(ValueError, match="pairs has 20 rows.*`batch_size`"):
         run("dense", settings(datasets=file, only="pairs"))
 
 
@@ -161,17 +152,11 @@ def load(tmp_path, entry: dict) -> dict:
     return load_pairs(read_descriptions(str(tmp_path / "datasets.yaml")).train["a"])[:]
 
 
-@pytest.mark.parametrize("ids", [["7", "007"], ["1.1", "1.10"], [7, 8]])
-def test_ids_in_csv_files_lead_to_their_own_texts(tmp_path, ids):
-    """007 is not 7, whatever the other ids look like. The last ids are numbers, in Parquet."""
-    corpus = Dataset.from_dict({"id": ids, "text": ["one", "two"]})
-    if isinstance(ids[0], int):
-        corpus.to_parquet(tmp_path / "corpus.parquet")
-    else:
-        corpus.to_csv(tmp_path / "corpus.csv", index=False)
-    (tmp_path / "rows.csv").write_text(f"q,p\n2024,{ids[1]}\n2025,{ids[0]}\n")
-    (file,) = tmp_path.glob("corpus.*")
-    lookup = {"source": file.name, "id": "id", "text": "text"}
+def test_ids_in_csv_files_lead_to_their_own_texts(tmp_path):
+    """007 is not 7."""
+    (tmp_path / "corpus.csv").write_text("id,text\n7,one\n007,two\n")
+    (tmp_path / "rows.csv").write_text("q,p\n2024,007\n2025,7\n")
+    lookup = {"source": "corpus.csv", "id": "id", "text": "text"}
     found = load(tmp_path, {"source": "rows.csv", "lookups": {"p": lookup}})
     assert found == {"query": ["2024", "2025"], "positive": ["two", "one"], "negatives": [[], []]}
 

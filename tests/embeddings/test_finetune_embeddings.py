@@ -1,5 +1,6 @@
 """examples/finetune_embeddings.py on small data: what it trains, and with which loss."""
 
+import json
 import math
 
 import pytest
@@ -21,25 +22,20 @@ from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 recipe = load_example("finetune_embeddings")
 
 
-def test_a_run_leaves_an_embedding_model_a_card_and_numbers(settings, tmp_path):
-    log = run("dense", settings(max_steps=18, report_to="tensorboard"))
-    losses = losses_of(log)
-    assert len(losses) == 18 and sum(losses[-5:]) < sum(losses[:5]) - 1
+def test_a_run_leaves_an_embedding_model_a_card_and_numbers(trained):
+    output = trained["dense"]
+    log = json.loads((output / "log.json").read_text())
     evaluations = [entry for entry in log if "eval_retrieval_cosine_ndcg@10" in entry]
-    assert [entry["step"] for entry in evaluations] == [6, 12, 18]
+    assert [entry["step"] for entry in evaluations] == [6, 12]
     for entry in evaluations:
         assert 0 <= entry["eval_retrieval_cosine_ndcg@10"] <= 1 and -1 <= entry["eval_sts_spearman_cosine"] <= 1
-    output = tmp_path / "run"
-    model = SentenceTransformer(str(output / "model"))
+    model, checkpoint = (SentenceTransformer(str(output / name)) for name in ("model", "checkpoint-12"))
     assert [type(module).__name__ for module in model] == ["Transformer", "Pooling"]
     assert model[1].pooling_mode == "mean" and model.similarity_fn_name == "cosine" and model.max_seq_length == 48
-    vectors = model.encode(["some text", "another"])
-    again = SentenceTransformer(str(output / "checkpoint-18")).encode(["some text", "another"])
-    assert vectors.shape == (2, 32) and (vectors == again).all()
+    assert (model.encode(QUERIES) == checkpoint.encode(QUERIES)).all()
     card = (output / "model" / "README.md").read_text()
     for text in ("MultipleNegativesRankingLoss", "triplets", "pairs", "nested", "Find the answer.", "ndcg@10"):
         assert text in card, text
-    assert not list(output.glob("*.partial")) and list(output.rglob("events.out.tfevents.*"))
 
 
 # The loss, of six rows with one hard negative or none

@@ -28,11 +28,11 @@ def pairs(data) -> Dataset:
 
 @pytest.fixture
 def mine(pairs, tmp_path):
-    """Mine at most three negatives for `pairs` into tmp_path / "mined"."""
+    """Mine negatives for `pairs` into tmp_path / "mined"."""
 
-    def mine(miner: Path, instruction: str = PROMPT, begun: bool = False) -> Dataset:
-        settings = load_example("train_reranker").RerankerArguments("m", "d", miner=str(miner), negatives=3)
-        dataset = PairDataset("described", instruction, [], rows=pairs)
+    def mine(miner: Path, negatives: int = 3, begun: bool = False) -> Dataset:
+        settings = load_example("finetune_embeddings").DenseArguments("m", "d", miner=str(miner), negatives=negatives)
+        dataset = PairDataset("described", PROMPT, [], rows=pairs)
         arguments = EmbeddingArguments(str(tmp_path), use_cpu=True, bf16=False)
         checkpoint = tmp_path / "checkpoint-1" if begun else None
         mining.add_mined_negatives(Run(settings, arguments, TrainingData({"described": dataset}, {}), {}, checkpoint))
@@ -59,6 +59,8 @@ def test_negatives_are_further_from_the_query_than_the_margin(trained, pairs, mi
             distances.append((score - best(row["query"], list(wrong))) / abs(score))
     # The margin decides: without one, negatives come closer.
     assert len(distances) > 10 and margin - 1e-5 <= min(distances) < margin + 0.05
+    # More than there are documents ends at what there is.
+    assert 3 < max(map(len, mine(trained["dense"] / "model", negatives=10_000)["negatives"])) < len(documents)
 
 
 def test_negatives_are_mined_once(trained, mine, tmp_path, monkeypatch):
@@ -73,20 +75,18 @@ def test_negatives_are_mined_once(trained, mine, tmp_path, monkeypatch):
     assert mine(tmp_path / "miner")["negatives"][:] != first["negatives"][:]
     # A run that has begun does not go on with others.
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "mined")):
-        mine(tmp_path / "miner", instruction="Other.", begun=True)
+        mine(tmp_path / "miner", negatives=2, begun=True)
 
 
-# A helper that is not there, one that was not trained for its part, and one of another kind.
-BAD_HELPERS = [(name, "nowhere", OSError) for name in ("model", "miner", "guide")]
-BAD_HELPERS += [(name, "encoder", ValueError) for name in ("miner", "guide")] + [("miner", "sparse", ValueError)]
+# A model that is not there, an encoder that was not trained to embed, and a model of another kind.
+BAD_HELPERS = [("model", "nowhere", OSError), ("guide", "encoder", ValueError), ("miner", "sparse", ValueError)]
 
 
 @pytest.mark.parametrize("name, given, kind", BAD_HELPERS)
 def test_a_wrong_helper_is_named_by_its_setting(name, given, kind, settings, helper, encoder, trained, tmp_path):
-    paths = {"nowhere": tmp_path / "nowhere", "encoder": encoder}
-    path = paths[given] if given in paths else trained[given] / "model"
+    paths = {"nowhere": tmp_path / "nowhere", "encoder": encoder, "sparse": trained["sparse"] / "model"}
     with pytest.raises(kind, match=f"`{name}`"):
-        run("dense", settings(miner=helper, negatives=1, only="pairs", max_steps=1) | {name: path})
+        run("dense", settings(miner=helper, negatives=1, only="pairs", max_steps=1) | {name: paths[given]})
 
 
 def test_miners_ask_with_prompts_of_their_own(trained, capsys):

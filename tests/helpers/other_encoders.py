@@ -1,6 +1,5 @@
 """Small encoders of other architectures, for recipes that work for any."""
 
-import json
 from pathlib import Path
 
 from transformers import (
@@ -40,16 +39,3 @@ def save_other_encoder(name: str, folder: Path, tokenizer: PreTrainedTokenizerBa
     # As DeBERTa-v3 is stored, in 16 bits.
     MODEL_MAPPING[ENCODERS[name]](config).half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def save_with_its_own_code(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """An encoder that only `trust_remote_code` loads."""
-    save_other_encoder("bert", folder, tokenizer)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "own.py").write_text(
-        "from transformers import BertConfig, BertModel\n"
-        "class OwnConfig(BertConfig):\n    model_type = 'own'\n"
-        "class OwnModel(BertModel):\n    config_class = OwnConfig\n"
-    )

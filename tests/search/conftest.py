@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
@@ -35,6 +36,11 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def encoder(model) -> SentenceTransformer:
     return SentenceTransformer(str(model), device="cpu")
+
+
+def unit_vectors(count: int, seed: int = 0) -> np.ndarray:
+    drawn = np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
 def write_rows(path: Path, rows: dict[str, str | None]) -> Path:

@@ -17,6 +17,7 @@ from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
 from tests.helpers.bm25 import bm25  # noqa: E402
 from tests.helpers.search_encoder import save_search_encoder  # noqa: E402
+from tests.search.conftest import unit_vectors  # noqa: E402
 
 
 WORDS = "red fox jump dog blue high green bird sing song loud tall rock tree".split()
@@ -30,16 +31,11 @@ def documents() -> list[str]:
     return list(dict.fromkeys(" ".join(generator.choices(WORDS, k=generator.randint(2, 5))) for _ in range(60)))
 
 
-def vectors(count: int, seed: int = 0) -> np.ndarray:
-    drawn = np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-
-
 def made_index(folder, texts: list[str]) -> LanceDBIndex:
     index = LanceDBIndex(folder)
     index.create({"dimension": 8})
     passages = [Passage("source", str(number), 0, 1, "hash", text) for number, text in enumerate(texts)]
-    index.write(passages, vectors(len(texts)), [])
+    index.write(passages, unit_vectors(len(texts)), [])
     index.commit()
     index.optimize()
     return index
@@ -55,9 +51,9 @@ def test_the_score_is_the_cosine_and_the_share_of_the_words(
     documents, weight, count, candidates, tmp_path, monkeypatch
 ):
     """With 3 candidates, the best are found by their words only, far from the nearest vectors."""
-    index, (vector,) = made_index(tmp_path, documents), vectors(1, seed=1)
+    index, (vector,) = made_index(tmp_path, documents), unit_vectors(1, seed=1)
     monkeypatch.setattr(search_index, "CANDIDATES", candidates)
-    expected = sums(documents, QUERY, vectors(len(documents)) @ vector, weight)
+    expected = sums(documents, QUERY, unit_vectors(len(documents)) @ vector, weight)
     best = np.argsort(-expected)[:count]
     found = index.search_hybrid(QUERY, vector, count, weight)
     assert [hit.document for hit in found] == list(map(str, best))
@@ -70,14 +66,14 @@ def test_the_score_is_the_cosine_and_the_share_of_the_words(
 def test_documents_are_replaced_in_one_version(documents, tmp_path):
     """Those of other sources stay, and so do others of this one; of a document that is shorter now nothing is left."""
     index = made_index(tmp_path, documents)
-    index.write([Passage("other", "3", 0, 1, "hash", "kept")], vectors(1), [])
+    index.write([Passage("other", "3", 0, 1, "hash", "kept")], unit_vectors(1), [])
     index.commit()
     long = [Passage("source", "3", number, 3, "long", f"part {number}") for number in range(3)]
-    index.write(long, vectors(3, seed=3), ["3"])
+    index.write(long, unit_vectors(3, seed=3), ["3"])
     index.commit()
     assert "ScalarIndexQuery" in index.table.search().where("document IN ('3', '5')").explain_plan()
     before, version = index.table.count_rows(), index.table.version
-    index.write([*long[:1], Passage("source", "5", 0, 1, "new", "five")], vectors(2, seed=4), ["3", "5"])
+    index.write([*long[:1], Passage("source", "5", 0, 1, "new", "five")], unit_vectors(2, seed=4), ["3", "5"])
     index.commit()
     assert index.table.version == version + 1 and index.table.count_rows() == before - 2
     rows = {(row["source"], row["document"], row["number"]): row["text"] for row in index.table.to_arrow().to_pylist()}

@@ -35,17 +35,13 @@ HNSW = (
 class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     """Start with `with`; `url` and `grpc_port` say where it listens.
 
-    Args:
-        delete_limit: objects that one request deletes at most.
-
     Attributes:
         schema: collections as they were created.
         objects: by collection and id, properties and vector.
         refuse: texts of objects that are refused.
     """
 
-    def __init__(self, delete_limit: int = 3):
-        self.delete_limit = delete_limit
+    def __init__(self):
         self.schema, self.objects, self.refuse = {}, {}, set()
 
     def __enter__(self):
@@ -66,18 +62,11 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
                 # What a server fills in.
                 defaults = {"indexFilterable": True, "indexSearchable": True}
                 body["properties"] = [defaults | one for one in body["properties"]]
-                for one in body["properties"]:
-                    one["name"] = lower_first(one["name"])
-                # A collection of older code has one vector without a name, and its settings beside the others.
-                for vector in body["vectorConfig"].values() if "vectorConfig" in body else [body]:
-                    vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector.get("vectorIndexConfig", {})
+                for vector in body["vectorConfig"].values():
+                    vector["vectorIndexConfig"] = dict.fromkeys(HNSW, 1) | vector["vectorIndexConfig"]
                 server.schema[body["class"]] = body
                 server.objects[body["class"]] = {}
                 self.answer(body)
-
-            def do_DELETE(self):
-                del server.schema[self.path.removeprefix("/v1/schema/")]
-                self.answer({})
 
             def answer(self, body: dict, status: int = 200):
                 content = json.dumps(body).encode()
@@ -114,18 +103,18 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
     def BatchObjects(self, request, context):
         errors = []
         for index, one in enumerate(request.objects):
-            properties = {lower_first(name): value for name, value in one.properties.non_ref_properties.items()}
+            properties = dict(one.properties.non_ref_properties)
             if properties["text"] in self.refuse:
                 errors.append(batch_pb2.BatchObjectsReply.BatchError(index=index, error="no room"))
                 continue
-            vector = as_vector(one.vectors[0].vector_bytes if one.vectors else one.vector_bytes)
-            self.objects[one.collection][uuid.UUID(one.uuid)] = (properties, vector)
+            self.objects[one.collection][uuid.UUID(one.uuid)] = (properties, as_vector(one.vector_bytes))
         return batch_pb2.BatchObjectsReply(errors=errors)
 
     def BatchDelete(self, request, context):
         stored = self.objects[request.collection]
         matching = [key for key, (properties, _) in stored.items() if matches(request.filters, properties)]
-        matching = matching[: self.delete_limit]
+        # A server deletes a limited number at once.
+        matching = matching[:3]
         for key in matching:
             del stored[key]
         return batch_delete_pb2.BatchDeleteReply(matches=len(matching), successful=len(matching))
@@ -135,21 +124,18 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
         # The cursor of the client's iterator goes through the ids in order.
         scores = {}
         found = [(None, key) for key in sorted(stored) if not request.after or key > uuid.UUID(request.after)]
-        near = request.near_vector.vectors[0].vector_bytes if request.near_vector.vectors else None
-        near = near or request.near_vector.vector_bytes
-        if near:
+        if near := [*request.near_vector.vectors, request.near_vector][0].vector_bytes:
             query = as_vector(near)
-            found = sorted((1 - cosine(query, vector), key) for key, (_, vector) in stored.items())
+            found = sorted((1 - query @ vector, key) for key, (_, vector) in stored.items())
         if request.bm25_search.query:
             texts = [properties["text"] for properties, _ in stored.values()]
             scores = {key: bm25(request.bm25_search.query, number, texts) for number, key in enumerate(stored)}
             found = [(None, key) for key in sorted(scores, key=lambda key: -scores[key]) if scores[key] > 0]
-        names = request.properties.non_ref_properties or self.property_names(request.collection)
         results = [
             search_get_pb2.SearchResult(
                 properties=search_get_pb2.PropertiesResult(
                     non_ref_props=properties_pb2.Properties(
-                        fields={name: as_value(name, stored[key][0][name]) for name in names}
+                        fields={name: as_value(stored[key][0][name]) for name in request.properties.non_ref_properties}
                     )
                 ),
                 metadata=search_get_pb2.MetadataResult(
@@ -166,27 +152,13 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
         ]
         return search_get_pb2.SearchReply(results=results)
 
-    def property_names(self, collection: str) -> list[str]:
-        return [one["name"] for one in self.schema[collection]["properties"]]
-
-
-def lower_first(name: str) -> str:
-    """What the server makes of a property's name."""
-    return name[:1].lower() + name[1:]
-
 
 def as_vector(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<f4").astype(np.float64)
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
-def as_value(name: str, value) -> properties_pb2.Value:
-    if name in ("number", "count"):
-        return properties_pb2.Value(int_value=int(value))
-    return properties_pb2.Value(text_value=value)
+def as_value(value: str | float) -> properties_pb2.Value:
+    return properties_pb2.Value(**{"text_value": value} if isinstance(value, str) else {"int_value": int(value)})
 
 
 def matches(filters, properties: dict) -> bool:
