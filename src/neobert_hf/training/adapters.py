@@ -37,22 +37,16 @@ def add_adapters(model: PreTrainedModel, settings: LoraArguments, seed: int, wit
 
     Args:
         with_head: also train all weights of the head, which is new.
-
-    Raises:
-        ValueError: if `lora_rank` is larger than a layer, so that its adapter would have more weights than the layer.
     """
     from peft import LoraConfig
 
-    layers = linear_layers(model)
-    if settings.lora_rank > (most := min(min(model.get_submodule(name).weight.shape) for name in layers)):
-        raise ValueError(f"`lora_rank` is {settings.lora_rank}; the layers of this model allow {most} at most.")
     # Otherwise the adapters would depend on the random numbers drawn before.
     set_seed(seed)
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_rank,
         lora_dropout=settings.lora_dropout or 0.0,
-        target_modules=layers,
+        target_modules=linear_layers(model),
         modules_to_save=head_modules(model) if with_head else None,
     )
     model.add_adapter(config)
