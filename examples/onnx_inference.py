@@ -11,6 +11,7 @@ OpenVINO runs the same files.
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,17 @@ class OnnxModel:
         folder: the folder that `neobert-hf export` wrote.
         precision: `float32`, `float16` or `int8`.
         engine: `onnxruntime` or `openvino`.
+
+    Raises:
+        FileNotFoundError: if the folder holds no such file.
     """
 
     def __init__(self, folder: str | Path, precision: str = "float32", engine: str = "onnxruntime"):
         # 1. Settings
         folder = Path(folder)
         if not (folder / "onnx" / FILES[precision]).exists():
-            raise FileNotFoundError(f"{folder} holds no onnx/{FILES[precision]}: `neobert-hf export` writes it.")
+            found = f"which holds no onnx/{FILES[precision]}" if folder.is_dir() else "but there is no such folder"
+            raise FileNotFoundError(f"`folder` is {str(folder)!r}, {found}: `neobert-hf export` writes it.")
         self.config = read_json(folder / "config.json")
         settings = read_json(folder / "tokenizer_config.json")
         self.pooling = read_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
@@ -205,4 +210,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, FileNotFoundError) as error:  # About an argument: the message says all.
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -52,35 +52,23 @@ def ragged_batch(lengths=LENGTHS, side: str = "right", vocab_size: int = 100):
     return ids, mask
 
 
-def packed_batch(lengths=LENGTHS, vocab_size: int = 100):
-    """One row of documents, with the keyword arguments that DataCollatorWithFlattening gives."""
-    generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(1, vocab_size, (1, sum(lengths)), generator=generator)
-    offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    return ids, {
-        "cu_seq_lens_q": offsets,
-        "cu_seq_lens_k": offsets,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-    }
-
-
 def positions_of(lengths) -> torch.Tensor:
-    return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+    return torch.cat([torch.arange(length) for length in lengths])[None]
 
 
 def batch_of(layout: str, lengths=LENGTHS) -> tuple[torch.Tensor, dict, list[tuple[int, torch.Tensor]]]:
     """A batch in any layout: ids, the other arguments, and the row and columns of the tokens of each document.
 
     Args:
-        layout: `dense`, the side of the padding, `cu_seq_lens`, `position_ids` or `both` of one packed row, or
-            `packed rows`, which have padding as well.
+        layout: `dense`, the side of the padding, `cu_seq_lens` (of DataCollatorWithFlattening), `position_ids` or
+            `both` of one packed row, or `packed rows`, which have padding as well.
     """
     if layout in ("cu_seq_lens", "position_ids", "both"):
-        ids, packed = packed_batch(lengths)
-        positions = {} if layout == "cu_seq_lens" else {"position_ids": positions_of(lengths)}
-        columns = torch.arange(sum(lengths)).split(lengths)
-        return ids, positions if layout == "position_ids" else packed | positions, [(0, each) for each in columns]
+        ids, positions = ragged_batch([sum(lengths)])[0], {"position_ids": positions_of(lengths)}
+        offsets, longest = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), max(lengths)
+        packed = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest}
+        kwargs = {"cu_seq_lens": packed, "position_ids": positions, "both": packed | positions}[layout]
+        return ids, kwargs, [(0, columns) for columns in torch.arange(sum(lengths)).split(lengths)]
     if layout == "packed rows":
         rows = (lengths[:2], lengths[2:], lengths[:1])
         ids, mask = ragged_batch([sum(row) for row in rows], "left")

@@ -16,7 +16,7 @@ def plain_hidden_states(
     """Final hidden states (length, hidden_size) of one document, from the tensors of a `NeoBERTModel`.
 
     With a `prefix`, vectors (prefix, hidden_size) at position 0 before the document, of the document only. `rope` is
-    the frequencies (head_dim / 2) and the attention factor of a RoPE that is neither the default nor linear.
+    the frequencies (head_dim / 2) and the attention factor of a RoPE that is not the default.
     """
     heads, width = config.num_attention_heads, config.head_dim
     positions = torch.arange(len(ids)) if positions is None else positions
@@ -26,14 +26,13 @@ def plain_hidden_states(
         x = torch.cat((prefix, x))
         positions = torch.cat((torch.zeros(before, dtype=torch.long), positions))
     length = len(x)
-    if not config.rope:
-        x = x + state["positional_embedding.weight"][positions + 1]
     if config.rope:
-        theta, factor = config.rope_parameters["rope_theta"], config.rope_parameters.get("factor", 1.0)
-        frequencies = 1.0 / (theta ** (torch.arange(0, width, 2).double() / width) * factor)
-        frequencies, scale = rope or (frequencies, 1.0)
+        exponents = torch.arange(0, width, 2).double() / width
+        frequencies, scale = rope or (config.rope_parameters["rope_theta"] ** -exponents, 1.0)
         angles = torch.outer(positions.double(), frequencies.double())
         turns = torch.polar(torch.full_like(angles, scale), angles)
+    else:
+        x = x + state["positional_embedding.weight"][positions + 1]
     for layer in range(config.num_hidden_layers):
         block = {k.split(".", 2)[2]: v for k, v in state.items() if k.startswith(f"transformer_encoder.{layer}.")}
         h = norm(x, block, "attention_norm", config)
@@ -50,6 +49,16 @@ def plain_hidden_states(
         else:
             x = x + F.gelu(h @ block["ffn.0.weight"].T) @ block["ffn.2.weight"].T
     return norm(x, state, "layer_norm", config)[before:]
+
+
+def plain_documents(state: dict[str, torch.Tensor], config, ids: torch.Tensor, documents, rope=None) -> torch.Tensor:
+    """The states of the documents of `batch_of`, each computed alone, one after the other: (tokens, hidden_size)."""
+    found = []
+    for row, columns in documents:
+        # A token masked out in the middle keeps its place under RoPE; absolute positions count real tokens (original).
+        positions = columns - columns[0] if config.rope else None
+        found.append(plain_hidden_states(state, config, ids[row, columns], positions, rope=rope))
+    return torch.cat(found)
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """`neobert-hf export`: ONNX files give the numbers of PyTorch and of Sentence Transformers."""
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -221,6 +222,13 @@ def test_example_fills_masks_as_the_pipeline_does(masked_lm):
     got = in_a_process_without_torch(masked_lm / "exported", f"model.fill_mask({text!r})")
     assert [token for token, _ in got] == [guess["token_str"] for guess in expected]
     assert np.allclose([guess["score"] for guess in expected], [probability for _, probability in got], atol=1e-5)
+
+
+def test_example_names_a_folder_that_is_no_export(tmp_path, monkeypatch):
+    for folder in (tmp_path / "nowhere", tmp_path):
+        monkeypatch.setattr(sys, "argv", ["onnx_inference.py", str(folder), "a text"])
+        with pytest.raises(SystemExit, match=f"`folder` is '{folder}'"):
+            runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"), run_name="__main__")
 
 
 def test_what_other_servers_ask_for_is_there(embedding_model):

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from tests.helpers.models import ROOT, small_config
-from tests.helpers.small_tokenizer import tiny_tokenizer
 
 
 def test_the_published_config_is_the_default():
@@ -44,8 +43,7 @@ def test_saving_and_loading_keeps_everything(tmp_path):
     assert {"max_length", "norm_eps", "dim_head", "vocab_size", "pad_token_id", "rope", "rms_norm"} <= set(written)
 
 
-MISSPELT = ["dropuot", "num_hidden_layer", "max_lenght", "max_position_embedding", "rms_nrom", "hidden_sizes"]
-MISSPELT += ["rope_parameter", "sparse_predictions", "classifier_poolng", "intermediate_sise", "unpadd"]
+MISSPELT = ["dropuot", "max_lenght", "max_position_embedding", "rope_parameter", "classifier_poolng", "unpadd"]
 
 
 @pytest.mark.parametrize("name", MISSPELT)
@@ -61,49 +59,19 @@ def test_misspelt_options(name, mlm_checkpoint):
         NeoBERTModel.from_pretrained(mlm_checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"num_attention_heads": 5}, "hidden_size"),
-        ({"dim_head": 16}, "dim_head"),
-        ({"hidden_act": "relu"}, "hidden_act"),
-        ({"classifier_pooling": "max"}, "classifier_pooling"),
-        ({"hidden_size": "768"}, "hidden_size"),
-    ],
-)
-def test_values_that_do_not_fit(changes, name, mlm_checkpoint):
+def test_heads_that_do_not_fit_the_width(mlm_checkpoint):
     for make in (NeoBERTConfig, lambda **changes: NeoBERTConfig.from_pretrained(mlm_checkpoint, **changes)):
-        with pytest.raises(Exception, match=f"`?{name}`?") as error:
-            make(**changes)
-        assert isinstance(error.value, ValueError) or "StrictDataclass" in type(error.value).__name__
-
-
-def test_options_at_loading(mlm_checkpoint):
-    model = NeoBERTModel.from_pretrained(mlm_checkpoint, dropout=0.1, unpad=False)
-    assert (model.config.dropout, model.config.unpad) == (0.1, False)
-    # AutoTokenizer hands its own arguments to AutoConfig.
-    tiny_tokenizer().save_pretrained(mlm_checkpoint)
-    assert AutoTokenizer.from_pretrained(mlm_checkpoint, use_fast=True, model_max_length=10).model_max_length == 10
+        for changes in ({"num_attention_heads": 5}, {"dim_head": 16}):
+            with pytest.raises(ValueError, match="`hidden_size`"):
+                make(**changes)
 
 
 def test_unknown_keys_are_kept_and_saved(tmp_path):
-    """A user's, a tool's, or a newer Transformers': none makes a checkpoint unloadable, none is lost."""
-    notes = {"run": {"name": "a", "steps": 10}, "flash_attention": True, "hidden_dropout_prob": 0.1, "_own": 1}
-    notes |= {"sentence_transformers": {"version": "6"}, "transformers.js_config": {"dtype": "q8"}}
-    notes |= {"sep_token_id": 102, "label_smoothing": 0.1, "num_labels": 3, "task_specific_params": None}
-    small_config(**notes).save_pretrained(tmp_path / "first")
-    AutoConfig.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
-    loaded = AutoConfig.from_pretrained(tmp_path / "second")
+    """A user's, a tool's, or another model's: none is taken for a misspelt one, none is lost."""
+    notes = {"run": {"name": "a", "steps": 10}, "transformers.js_config": {"dtype": "q8"}, "_own": 1, "num_labels": 3}
+    # Of BERT, of Transformers 4, and the argument that AutoTokenizer hands to AutoConfig.
+    notes |= {"hidden_dropout_prob": 0.1, "layer_norm_eps": 1e-12, "type_vocab_size": 2, "sep_token_id": 102}
+    notes |= {"cls_token_id": 101, "is_decoder": False, "pruned_heads": {}, "model_max_length": 10}
+    small_config(**notes).save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
     assert {name: getattr(loaded, name) for name in notes} == notes
-
-
-def test_no_name_of_transformers_is_taken_for_a_misspelt_one():
-    names = {name for name in vars(PreTrainedConfig()) if not name.startswith("_")} | set(GenerationConfig().to_dict())
-    # Of Transformers 4, whose checkpoints are read by this class as well, and of BERT, which people convert from.
-    names |= {"cls_token_id", "finetuning_task", "is_decoder", "pruned_heads", "sep_token_id", "tokenizer_class"}
-    names |= {"attention_probs_dropout_prob", "hidden_dropout_prob", "layer_norm_eps", "type_vocab_size"}
-    for name in names - {"_name_or_path", "rope_parameters", "dtype", "model_type", "transformers_version", "auto_map"}:
-        try:
-            NeoBERTConfig(**{name: None})
-        except Exception as error:
-            assert "did you mean" not in str(error), name

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from neobert_hf import NeoBERTContextualConfig, NeoBERTContextualModel
-from tests.helpers.models import ragged_batch, small_config
+from tests.helpers.models import batch_of, ragged_batch, small_config
 from tests.helpers.plain_neobert import plain_hidden_states
 
 
@@ -20,10 +20,9 @@ def contextual_config(**changes) -> NeoBERTContextualConfig:
     return NeoBERTContextualConfig(**{name: value for name, value in sizes.items() if name != "model_type"})
 
 
-def contextual_model(attn_implementation: str = "sdpa", **changes) -> NeoBERTContextualModel:
+def contextual_model(backend: str = "sdpa", **changes) -> NeoBERTContextualModel:
     torch.manual_seed(1)
-    config = contextual_config(**changes)
-    return NeoBERTContextualModel._from_config(config, attn_implementation=attn_implementation).eval()
+    return NeoBERTContextualModel._from_config(contextual_config(**changes), attn_implementation=backend).eval()
 
 
 @pytest.fixture
@@ -53,9 +52,9 @@ def plain_embedding(model, ids: torch.Tensor, context=None, prompt_length: int =
     return pooled + head["2.weight"] @ hidden + head["2.bias"]
 
 
-def padded_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same texts, padded on the left."""
-    return torch.stack([row.roll(len(row) - int(kept.sum())) for row, kept in zip(ids, mask)]), mask.flip(1)
+def expected_of(model, ids: torch.Tensor, documents, context=None, prompt_lengths=(0, 0, 0, 0)) -> torch.Tensor:
+    texts = [ids[row, columns] for row, columns in documents]
+    return torch.stack([plain_embedding(model, text, context, k) for text, k in zip(texts, prompt_lengths)])
 
 
 @torch.no_grad()
@@ -64,43 +63,30 @@ def padded_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("stage", ["first", "second", "null"])
 def test_as_written_out_in_every_layout(backend, text_position, stage, context):
     model = contextual_model(backend, text_position=text_position)
-    ids, mask = ragged_batch(LENGTHS)
     given = {"first": None, "second": context, "null": context[:0]}[stage]
-    null = part(model, "null_context")["weight"].expand(SIZE, -1)
-    read = null if stage == "null" else given
-    texts = [row[:length] for row, length in zip(ids, LENGTHS)]
-    expected = torch.stack([plain_embedding(model, text, read) for text in texts])
-    left, left_mask = padded_left(ids, mask)
-    got = {
-        "right": model(ids, attention_mask=mask, dataset_embeddings=given).pooler_output,
-        "left": model(left, attention_mask=left_mask, dataset_embeddings=given).pooler_output,
-        "one by one": torch.cat([model(text[None], dataset_embeddings=given).pooler_output for text in texts]),
-    }
-    for layout, embeddings in got.items():
-        assert embeddings.shape == (4, 64) and embeddings.dtype == torch.float32
-        assert (embeddings - expected).abs().max() <= 1e-5, layout
+    read = part(model, "null_context")["weight"].expand(SIZE, -1) if stage == "null" else given
+    for layout in ("dense", "right", "left"):
+        ids, kwargs, documents = batch_of(layout, LENGTHS)
+        found = model(ids, **kwargs, dataset_embeddings=given).pooler_output
+        assert found.dtype == torch.float32
+        assert (found - expected_of(model, ids, documents, read)).abs().max() <= 1e-5, layout
 
 
 @torch.no_grad()
-def test_the_prompt_is_read_and_not_pooled(context):
-    model = contextual_model()
-    ids, mask = ragged_batch(LENGTHS)
-    left, left_mask = padded_left(ids, mask)
-    expected = torch.stack([plain_embedding(model, row[:n], context, 2) for row, n in zip(ids, LENGTHS)])
-    for length in (2, torch.tensor([2]), torch.tensor([2] * 4)):
-        for tokens, kept in ((ids, mask), (left, left_mask)):
-            options = {"attention_mask": kept, "dataset_embeddings": context, "prompt_length": length}
-            assert (model(tokens, **options).pooler_output - expected).abs().max() <= 1e-5
-    lengths = torch.tensor([1, 0, 2, 2])
-    found = model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=lengths).pooler_output
-    alone = [plain_embedding(model, row[:n], context, int(k)) for row, n, k in zip(ids, LENGTHS, lengths)]
-    assert (found - torch.stack(alone)).abs().max() <= 1e-5
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_prompt_is_read_and_not_pooled(side, context):
+    model, (ids, kwargs, documents) = contextual_model(), batch_of(side, LENGTHS)
+
+    def embed(prompt_length, **given) -> torch.Tensor:
+        return model(ids, **kwargs, **given, prompt_length=prompt_length).pooler_output
+
+    for given, lengths in ((2, [2] * 4), (torch.tensor([2]), [2] * 4), (torch.tensor([1, 0, 2, 2]), [1, 0, 2, 2])):
+        expected = expected_of(model, ids, documents, context, lengths)
+        assert (embed(given, dataset_embeddings=context) - expected).abs().max() <= 1e-5
     # The first stage pools it, as the reference code does.
-    first = [model(ids, attention_mask=mask, prompt_length=length).pooler_output for length in (None, 2)]
-    assert torch.equal(*first)
+    assert torch.equal(embed(2), embed(None))
     # A text that is nothing but its prompt has no mean, and no wrong one.
-    nothing = model(ids, attention_mask=mask, dataset_embeddings=context, prompt_length=3).pooler_output
-    assert nothing.isnan().all(1).tolist() == [False, False, True, False]
+    assert embed(3, dataset_embeddings=context).isnan().all(1).tolist() == [False, False, True, False]
 
 
 def test_context_dropout_replaces_vectors_in_training_only(context):
@@ -126,10 +112,9 @@ def test_saved_and_loaded_with_its_code(tmp_path, monkeypatch, context):
     expected = model(ids, attention_mask=mask, dataset_embeddings=context).pooler_output
     model.save_pretrained(tmp_path)
     assert (tmp_path / "contextual_neobert.py").is_file() and (tmp_path / "modeling_neobert.py").is_file()
-    config = AutoConfig.from_pretrained(tmp_path)
-    assert isinstance(config, NeoBERTContextualConfig) and config.model_type == "neobert_contextual"
-    assert (config.context_size, config.context_dropout, config.soft_prompts, config.text_position) == (5, 0.2, 8, 5)
     loaded = AutoModel.from_pretrained(tmp_path)
+    config = loaded.config
+    assert (config.context_size, config.context_dropout, config.soft_prompts, config.text_position) == (5, 0.2, 8, 5)
     assert torch.equal(loaded(ids, attention_mask=mask, dataset_embeddings=context).pooler_output, expected)
     # Without the package, from the code in the folder.
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -8,8 +8,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from neobert_hf import NeoBERTForMaskedLM
-from tests.helpers.models import packed_batch, positions_of, ragged_batch, small_model
+from tests.helpers.models import batch_of, small_model
 
 
 CALLS = []
@@ -37,36 +36,23 @@ def flash_attn_varlen_func(
     return torch.cat([attend(*states, softmax_scale) for states in documents])
 
 
-NAMES = ["flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2"]
-
-
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch):
+@pytest.mark.parametrize("states_wanted", [False, True])
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "kernels-community/flash-attn2"])
+def test_every_layout_reaches_the_right_kernel(implementation, states_wanted, monkeypatch):
     functions = (flash_attn_func, flash_attn_varlen_func, None, flash_utils._pad_input, flash_utils._unpad_input)
     monkeypatch.setattr(flash_utils, "_lazy_imports", lambda *args, **kwargs: functions)
     monkeypatch.setattr(flash_utils, "_loaded_implementation", None)
-
-
-@pytest.mark.parametrize("unpad", [True, False])
-@pytest.mark.parametrize("implementation", NAMES)
-def test_every_layout_reaches_the_right_kernel(implementation, unpad):
     if "/" in implementation:  # What loading a kernel from the Hub registers.
         ALL_ATTENTION_FUNCTIONS.register(implementation, flash_attention_forward)
         ALL_MASK_ATTENTION_FUNCTIONS.register(implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
-    expected, model = small_model(NeoBERTForMaskedLM), small_model(NeoBERTForMaskedLM, unpad=unpad)
+    expected, model = small_model(), small_model()
     # Past the check for an installed flash-attn, which asks for the package and not for the kernel.
     model.config._attn_implementation = implementation
-    ids, mask = ragged_batch(side="left")
-    packed_ids, packed = packed_batch()
-    for inputs, kernel in (
-        ({"input_ids": ids}, "dense"),
-        ({"input_ids": ids, "attention_mask": mask}, "varlen"),
-        ({"input_ids": packed_ids, **packed}, "varlen"),
-        ({"input_ids": packed_ids, "position_ids": positions_of((13, 7, 1, 10))}, "varlen"),
-    ):
+    for layout in ("dense", "left", "cu_seq_lens", "position_ids"):
         CALLS.clear()
-        found = model(**inputs, output_hidden_states=True)
-        assert all(state.shape == (*inputs["input_ids"].shape, 64) for state in found.hidden_states)
-        assert (found.logits - expected(**inputs).logits).abs().max() <= 1e-5
-        assert CALLS == [kernel] * 2
-        found.logits.sum().backward()
+        ids, kwargs, _ = batch_of(layout)
+        found = model(ids, **kwargs, output_hidden_states=states_wanted)
+        assert (found.last_hidden_state - expected(ids, **kwargs).last_hidden_state).abs().max() <= 1e-5
+        assert CALLS == ["dense" if layout == "dense" else "varlen"] * 2
+        assert all(state.shape == (*ids.shape, 64) for state in found.hidden_states or ())
+        found.last_hidden_state.sum().backward()

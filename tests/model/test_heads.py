@@ -11,26 +11,20 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
 )
-from tests.helpers.models import packed_batch, ragged_batch, small_model
+from tests.helpers.models import LENGTHS, batch_of, ragged_batch, small_model
 
 
-LENGTHS = (13, 7, 1, 10)
-IDS, MASK = ragged_batch(LENGTHS)
-
-
-def mlm_labels(mask=MASK, share: float = 0.3) -> torch.Tensor:
-    labels = torch.randint(0, 100, mask.shape)
-    chosen = (torch.rand(mask.shape) < share) & mask.bool()
-    chosen[0, 0] = True
-    return labels.masked_fill(~chosen, -100)
+IDS, MASK = ragged_batch()
 
 
 @pytest.mark.parametrize("num_items", [None, 7, torch.tensor(23)])
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", ["right", "cu_seq_lens"])
 def test_masked_language_modelling(layout, num_items):
     """Sparse prediction has the dense loss to float32 rounding, and logits of the labelled positions only."""
-    ids, kwargs = (IDS, {"attention_mask": MASK}) if layout == "padded" else packed_batch(LENGTHS)
-    labels = mlm_labels(MASK if layout == "padded" else torch.ones_like(ids))
+    ids, kwargs, documents = batch_of(layout)
+    labels = torch.full_like(ids, -100)
+    for row, columns in documents:
+        labels[row, columns[::4]] = torch.randint(0, 100, columns[::4].shape)
     results = {}
     for sparse in (False, True):
         model = small_model(NeoBERTForMaskedLM, sparse_prediction=sparse, embedding_init_range=0.3)
@@ -41,20 +35,11 @@ def test_masked_language_modelling(layout, num_items):
     (dense, dense_gradients), (sparse, sparse_gradients) = results[False], results[True]
     labelled = labels != -100
     count = labelled.sum() if num_items is None else num_items
-    by_hand = -dense.logits.log_softmax(-1)[labelled].gather(1, labels[labelled][:, None]).sum() / count
+    by_hand = F.cross_entropy(dense.logits[labelled], labels[labelled], reduction="sum") / count
     assert torch.allclose(dense.loss, by_hand, rtol=1e-6) and torch.allclose(sparse.loss, by_hand, rtol=1e-6)
     assert torch.allclose(sparse.logits, dense.logits[labelled], atol=1e-5)
     for name, expected in dense_gradients.items():
         assert (sparse_gradients[name] - expected).abs().max() <= 2e-6 * max(1, expected.abs().max()), name
-
-
-def test_no_label_at_all():
-    """A micro-batch may hold no masked token; with the global count it adds nothing and has zero gradients."""
-    for sparse in (False, True):
-        model = small_model(NeoBERTForMaskedLM, sparse_prediction=sparse)
-        loss = model(IDS, attention_mask=MASK, labels=torch.full_like(IDS, -100), num_items_in_batch=5).loss
-        loss.backward()
-        assert loss == 0 and all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)
 
 
 @torch.no_grad()
@@ -63,19 +48,13 @@ def test_no_label_at_all():
 def test_classification_in_every_layout(pooling, backend):
     """The first real token is not column 0 when the padding is on the left, and a packed row holds several."""
     model = small_model(NeoBERTForSequenceClassification, backend, classifier_pooling=pooling, num_labels=3)
-    packed_ids, packed = packed_batch(LENGTHS)
-    documents = packed_ids[0].split(LENGTHS)
-    states = [model.model(document[None]).last_hidden_state[0] for document in documents]
-    pooled = torch.stack([states[0] if pooling == "cls" else states.mean(0) for states in states])
-    hidden = torch.tanh(pooled @ model.dense.weight.T + model.dense.bias)
-    expected = hidden @ model.classifier.weight.T + model.classifier.bias
-    assert (model(packed_ids, **packed).logits - expected).abs().max() <= 1e-5
-    for side in ("left", "right"):
-        ids, mask = torch.zeros(2, 4, 15, dtype=torch.long)
-        for row, document in enumerate(documents):
-            columns = slice(15 - len(document), 15) if side == "left" else slice(0, len(document))
-            ids[row, columns], mask[row, columns] = document, 1
-        assert (model(ids, attention_mask=mask).logits - expected).abs().max() <= 1e-5, side
+    for layout in ("dense", "right", "left", "cu_seq_lens"):
+        ids, kwargs, documents = batch_of(layout)
+        states = [model.model(ids[row, columns][None]).last_hidden_state[0] for row, columns in documents]
+        pooled = torch.stack([states[0] if pooling == "cls" else states.mean(0) for states in states])
+        hidden = torch.tanh(pooled @ model.dense.weight.T + model.dense.bias)
+        expected = hidden @ model.classifier.weight.T + model.classifier.bias
+        assert (model(ids, **kwargs).logits - expected).abs().max() <= 1e-5, layout
 
 
 @pytest.mark.parametrize(
@@ -131,28 +110,23 @@ def test_multiple_choice():
 
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("arguments", [{}, {"attention_mask": MASK}], ids=["full", "padded"])
-def test_dropout(backend, arguments):
+@pytest.mark.parametrize("layout", ["dense", "right"])
+def test_dropout(backend, layout):
     """On attention weights and both sub-layers, in training only, and as its modules say: TRL sets `p` to 0."""
     model = small_model(attn_implementation=backend, dropout=0.5, num_hidden_layers=1)
-    expected, dropout = model(IDS, **arguments).last_hidden_state, model.transformer_encoder[0].dropout
-    seen = []
+    ids, kwargs, _ = batch_of(layout)
+    expected, dropout, seen = model(ids, **kwargs).last_hidden_state, model.transformer_encoder[0].dropout, []
     hook = dropout.register_forward_hook(lambda module, inputs, output: seen.append(output) or inputs[0])
     # With the outputs of the sub-layers kept, training still differs, by the attention weights.
-    assert not torch.allclose(model.train()(IDS, **arguments).last_hidden_state, expected, atol=0.01)
+    assert not torch.allclose(model.train()(ids, **kwargs).last_hidden_state, expected, atol=0.01)
     assert len(seen) == 2 and all((output == 0).any() for output in seen)
     hook.remove()
     dropout.p = 0.0
-    assert torch.allclose(model(IDS, **arguments).last_hidden_state, expected, atol=1e-5)
+    assert torch.allclose(model(ids, **kwargs).last_hidden_state, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("cls", [NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTForTokenClassification])
+@pytest.mark.parametrize("cls", [NeoBERTForMaskedLM, NeoBERTForTokenClassification])
 def test_subclasses_keep_the_loss(cls):
     """Transformers picks the loss by the class's name, and falls back to next-token prediction."""
-
-    class Mine(cls):
-        pass
-
-    labels = torch.tensor([0, 1, 1, 0]) if cls is NeoBERTForSequenceClassification else IDS % 2
-    losses = [small_model(c)(IDS, attention_mask=MASK, labels=labels).loss for c in (cls, Mine)]
+    losses = [small_model(c)(IDS, labels=IDS % 2).loss for c in (cls, type("Mine", (cls,), {}))]
     assert torch.equal(*losses)

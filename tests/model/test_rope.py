@@ -1,28 +1,31 @@
-"""Promise 2: every RoPE type of Transformers, YaRN first, in every layout; no batch depends on the one before."""
+"""Promise 2: every RoPE type of Transformers, YaRN first, in every layout; a stretched length is kept by files."""
 
 import math
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from sentence_transformers import SentenceTransformer
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, pipeline
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.helpers.models import positions_of, small_model
-from tests.helpers.plain_neobert import plain_hidden_states
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from tests.helpers.models import batch_of, small_model
+from tests.helpers.plain_neobert import plain_documents, plain_hidden_states
+from tests.helpers.small_tokenizer import tiny_tokenizer
 
 
 FACTORS = [1.0 + i / 8 for i in range(16)]
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
 ROPE_TYPES = {
-    "yarn": {"rope_type": "yarn", "factor": 4.0},
-    "yarn_of_two_scales": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16, "mscale": 1.0, "mscale_all_dim": 0.5},
+    "yarn": YARN,
+    "yarn_of_two_scales": {**YARN, "beta_fast": 16, "mscale": 1.0, "mscale_all_dim": 0.5},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "linear": {"rope_type": "linear", "factor": 2.0},
+    "linear": {"rope_type": "linear", "factor": 4.0},
     "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": FACTORS, "long_factor": FACTORS[::-1]},
-    "llama3": {"rope_type": "llama3", "factor": 4.0, **LLAMA3},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 TRAINED = 64
-LENGTHS = (90, 20, 50)
 
 
 def rope_of_transformers(rope: dict, longest: int) -> tuple[torch.Tensor, float]:
@@ -47,46 +50,29 @@ def yarn_of_the_paper(factor: float) -> tuple[torch.Tensor, float]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ROPE_TYPES)
-@pytest.mark.parametrize("lengths", [LENGTHS, (40, 30)], ids=["long", "short"])
-def test_types_in_every_layout(kind, lengths):
-    """`dynamic` and `longrope` look at the longest text: padding and packing must not change what that is."""
-    model = small_model(rope_parameters=ROPE_TYPES[kind])
-    rope = rope_of_transformers(ROPE_TYPES[kind], max(lengths))
-    ids = torch.randint(1, 100, (1, sum(lengths)))
-    documents = ids[0].split(lengths)
-    expected = [plain_hidden_states(model.state_dict(), model.config, text, rope=rope) for text in documents]
-    assert (model(documents[0][None]).last_hidden_state[0] - expected[0]).abs().max() <= 2e-5
-    for backend in ("sdpa", "eager"):
-        model.set_attn_implementation(backend)
-        packed = model(ids, position_ids=positions_of(lengths)).last_hidden_state[0]
-        assert (packed - torch.cat(expected)).abs().max() <= 2e-5
-        for side in ("right", "left"):
-            padded, mask = torch.zeros(2, len(lengths), 120, dtype=torch.long)
-            for row, text in enumerate(documents):
-                columns = slice(0, len(text)) if side == "right" else slice(120 - len(text), 120)
-                padded[row, columns], mask[row, columns] = text, 1
-            found = model(padded, attention_mask=mask).last_hidden_state[mask.bool()]
-            assert (found - torch.cat(expected)).abs().max() <= 2e-5, (backend, side)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_types_in_every_layout(kind, backend):
+    """`dynamic` and `longrope` look at the longest text: of this batch, without its padding, and not of the last."""
+    model = small_model(attn_implementation=backend, rope_parameters=ROPE_TYPES[kind])
+    for lengths in ((90, 20, 50), (40, 30), (90, 20, 50)):
+        rope = rope_of_transformers(ROPE_TYPES[kind], max(lengths))
+        for layout in ("dense", "position_ids", "right", "left"):
+            ids, kwargs, documents = batch_of(layout, lengths)
+            expected = plain_documents(model.state_dict(), model.config, ids, documents, rope)
+            if "attention_mask" in kwargs:
+                ids, kwargs = F.pad(ids, (0, 30)), {"attention_mask": F.pad(kwargs["attention_mask"], (0, 30))}
+            found = model(ids, **kwargs).last_hidden_state
+            found = torch.cat([found[row, columns] for row, columns in documents])
+            assert (found - expected).abs().max() <= 2e-5, (lengths, layout)
 
 
 @torch.no_grad()
 def test_yarn_as_in_its_paper():
-    model = small_model(rope_parameters=ROPE_TYPES["yarn"])
+    model = small_model(rope_parameters=YARN)
     ids = torch.randint(1, 100, (200,))
     expected = plain_hidden_states(model.state_dict(), model.config, ids, rope=yarn_of_the_paper(4.0))
     assert (model(ids[None]).last_hidden_state[0] - expected).abs().max() <= 2e-5
     assert (small_model()(ids[None]).last_hidden_state[0] - expected).abs().max() > 0.1
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ROPE_TYPES)
-def test_no_state_is_left_by_a_long_batch(kind):
-    """Transformers' dynamic update keeps grown frequencies."""
-    model = small_model(rope_parameters=ROPE_TYPES[kind])
-    short, long = torch.randint(1, 100, (1, 30)), torch.randint(1, 100, (1, 150))
-    before = model(short).last_hidden_state
-    model(long)
-    assert torch.equal(model(short).last_hidden_state, before)
 
 
 @torch.no_grad()
@@ -98,3 +84,53 @@ def test_far_positions_are_rotated_in_float32(dtype):
     near, far = (model(ids, position_ids=positions + first).last_hidden_state.float() for first in (0, 4000))
     assert torch.cosine_similarity(near, far, dim=-1).min() > 0.999
     assert dtype != torch.float32 or (near - far).abs().max() < 1e-2
+
+
+def lengths_of(config) -> tuple[int, int, float]:
+    rope = config.rope_parameters
+    return config.max_length, rope["original_max_position_embeddings"], rope["rope_theta"]
+
+
+@pytest.mark.parametrize("load", ["model", "config", "constructor", "rope_scaling"])
+@pytest.mark.parametrize("kind", ["yarn", "linear", "longrope", "llama3"])
+def test_a_new_rope_stretches_the_trained_length_once(kind, load, tmp_path):
+    small_model(rope_theta=50000.0).save_pretrained(tmp_path / "trained")
+    rope, folder = dict(ROPE_TYPES[kind]), tmp_path / "trained"
+    if load == "model":
+        config = NeoBERTModel.from_pretrained(folder, rope_parameters=rope).config
+    elif load == "config":
+        config = AutoConfig.from_pretrained(folder, rope_parameters=rope)
+    elif load == "constructor":
+        config = NeoBERTConfig(max_length=64, rope_parameters={**rope, "rope_theta": 50000.0})
+    else:
+        config = NeoBERTConfig(max_length=64, rope_theta=50000.0, rope_scaling=rope)
+    assert lengths_of(config) == (256, 64, 50000.0)
+    assert rope == ROPE_TYPES[kind], "the caller's dictionary is left alone"
+    for number in range(2):
+        config.save_pretrained(tmp_path / f"{number}")
+        config = AutoConfig.from_pretrained(tmp_path / f"{number}")
+        assert lengths_of(config) == (256, 64, 50000.0) and config.rope_parameters["rope_type"] == kind
+
+
+def test_a_second_override_starts_from_the_trained_length(tmp_path):
+    small_model().save_pretrained(tmp_path / "trained")
+    NeoBERTModel.from_pretrained(tmp_path / "trained", rope_parameters=YARN).save_pretrained(tmp_path / "four")
+    again = NeoBERTModel.from_pretrained(tmp_path / "four", rope_parameters={**YARN, "factor": 2.0}).config
+    assert lengths_of(again) == (128, 64, 10000.0) and again.rope_parameters["factor"] == 2.0
+    # Of `dynamic`, the length of training is where it begins to grow.
+    dynamic = ROPE_TYPES["dynamic"]
+    assert NeoBERTConfig.from_pretrained(tmp_path / "trained", rope_parameters=dynamic).max_length == 64
+
+
+def test_pipelines_and_sentence_transformers_read_all_of_it(tmp_path):
+    """A model of 64 tokens, loaded with YaRN of factor 4 and saved with its tokenizer, as the documentation says."""
+    trained, long, text = str(tmp_path / "trained"), str(tmp_path / "long"), " ".join(["dog"] * 300)
+    small_model(NeoBERTForMaskedLM).save_pretrained(trained)
+    tiny_tokenizer().save_pretrained(trained)
+    model = NeoBERTForMaskedLM.from_pretrained(trained, rope_parameters=YARN)
+    model.save_pretrained(long)
+    AutoTokenizer.from_pretrained(trained, model_max_length=model.config.max_length).save_pretrained(long)
+    features = torch.tensor(pipeline("feature-extraction", long)(text, truncation=True)[0])
+    assert len(features) == 256
+    embedding = SentenceTransformer(long, device="cpu").encode(text)
+    torch.testing.assert_close(torch.tensor(embedding), features.mean(0), rtol=0, atol=1e-5)

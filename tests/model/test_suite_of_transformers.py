@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import transformers
-from filelock import FileLock
 
 from tests.helpers.models import ROOT
 
@@ -22,26 +21,20 @@ FEWEST = 105
 
 
 def find_suite(cache: Path) -> Path:
-    """The tests of the installed release, from its source distribution, which is downloaded into `cache` once.
-
-    Or the folder `tests` of a checkout of Transformers, which is complete: `TRANSFORMERS_TESTS`.
-    """
-    if given := os.environ.get("TRANSFORMERS_TESTS"):
-        return Path(given)
+    """The tests of the installed release, from its source distribution, which is downloaded into `cache` once."""
     release = f"transformers-{transformers.__version__}"
     folder = cache / release / "tests"
-    with FileLock(cache / ".lock"):
-        if not folder.is_dir():
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-            command += ["--dest", str(cache), release.replace("-", "==")]
-            try:
-                subprocess.run(command, check=True, capture_output=True, timeout=180)
-            except subprocess.SubprocessError as error:
-                pytest.skip(f"pip cannot download the source of {release}: {error}")
-            with tarfile.open(cache / f"{release}.tar.gz") as file:
-                file.extractall(cache, [each for each in file if "/tests/" in each.name], filter="data")
-            # A module of the suite imports its own folder, which in a checkout has this empty file.
-            (folder / "__init__.py").touch()
+    if not folder.is_dir():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        command += ["--dest", str(cache), release.replace("-", "==")]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=180)
+        except subprocess.SubprocessError as error:
+            pytest.skip(f"pip cannot download the source of {release}: {error}")
+        with tarfile.open(cache / f"{release}.tar.gz") as file:
+            file.extractall(cache, [each for each in file if "/tests/" in each.name], filter="data")
+        # A module of the suite imports its own folder, which in a checkout has this empty file.
+        (folder / "__init__.py").touch()
     return folder
 
 

@@ -4,13 +4,11 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AttentionInterface, AttentionMaskInterface, Trainer, TrainingArguments, pipeline
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import Trainer, TrainingArguments, pipeline
 
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from tests.helpers.models import packed_batch, ragged_batch, small_model
+from tests.helpers.models import batch_of, ragged_batch, small_model
 from tests.helpers.small_tokenizer import tiny_tokenizer
 
 
@@ -20,69 +18,60 @@ TASKS = ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionA
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A model and its tokenizer, saved as a user would."""
-
-    def save(cls, **changes):
-        small_model(cls, **changes).save_pretrained(tmp_path / "model")
-        tiny_tokenizer().save_pretrained(tmp_path / "model")
-        return str(tmp_path / "model")
-
-    return save
+def folder(mlm_checkpoint) -> str:
+    """A masked language model and its tokenizer, saved as a user would."""
+    tiny_tokenizer().save_pretrained(mlm_checkpoint)
+    return str(mlm_checkpoint)
 
 
 @pytest.mark.parametrize("kind", ["", *(f"For{task}" for task in TASKS)])
 def test_auto_classes(kind, folder):
     auto, cls = getattr(transformers, f"AutoModel{kind}"), getattr(neobert_hf, f"NeoBERT{kind or 'Model'}")
-    assert type(auto.from_pretrained(folder(NeoBERTForMaskedLM))) is cls
+    assert type(auto.from_pretrained(folder)) is cls
     assert type(auto.from_config(neobert_hf.NeoBERTConfig(num_hidden_layers=1))) is cls
 
 
+@torch.no_grad()
 def test_fill_mask_and_features(folder):
-    path = folder(NeoBERTForMaskedLM)
-    model, tokenizer = NeoBERTForMaskedLM.from_pretrained(path).eval(), tiny_tokenizer()
+    model, tokenizer = NeoBERTForMaskedLM.from_pretrained(folder).eval(), tiny_tokenizer()
     inputs = tokenizer("the cat sat on the [MASK] .", return_tensors="pt")
     assert set(inputs) == {"input_ids", "attention_mask"}
-    with torch.no_grad():
-        logits = model(**inputs).logits[0, inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)]
-        expected = model.model(**tokenizer("a cat", return_tensors="pt")).last_hidden_state
-    answers = pipeline("fill-mask", path)("the cat sat on the [MASK] .", top_k=3)
+    logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
+    answers = pipeline("fill-mask", folder)("the cat sat on the [MASK] .", top_k=3)
     assert [answer["token"] for answer in answers] == logits.topk(3).indices.tolist()
-    features = pipeline("feature-extraction", path)("a cat")
+    expected = model.model(**tokenizer("a cat", return_tensors="pt")).last_hidden_state
+    features = pipeline("feature-extraction", folder)("a cat")
     assert torch.allclose(torch.tensor(features), expected, atol=1e-5)
 
 
 def test_trainer_saves_what_loads(tmp_path, folder):
     """One epoch with evaluation; special tokens that the Trainer aligns must not make the config unreadable."""
-    model = NeoBERTForSequenceClassification.from_pretrained(folder(NeoBERTForSequenceClassification))
-    tokenizer = tiny_tokenizer()
     texts = ["the cat sat on a mat .", "a dog ran .", "the dogs sat .", "a cat ran to the mat and sat ."] * 4
-    rows = [{**tokenizer(text), "labels": i % 2} for i, text in enumerate(texts)]
-    options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "eval_strategy": "epoch"}
-    options |= {"num_train_epochs": 1, "per_device_train_batch_size": 4, "use_cpu": True}
-    arguments = TrainingArguments(tmp_path / "out", report_to="none", disable_tqdm=True, **options)
-    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
+    rows = [{**tiny_tokenizer()(text), "labels": i % 2} for i, text in enumerate(texts)]
+    options = {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "num_train_epochs": 1}
+    options |= {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    arguments = TrainingArguments(tmp_path / "out", **options)
+    model, sets = classifier(folder, 0), {"train_dataset": rows, "eval_dataset": rows}
+    trainer = Trainer(model, arguments, **sets, processing_class=tiny_tokenizer())
     trainer.train()
-    metrics = trainer.evaluate()
+    loss = trainer.evaluate()["eval_loss"]
     trainer.save_model(tmp_path / "final")
     trainer.model = NeoBERTForSequenceClassification.from_pretrained(tmp_path / "final").eval()
-    assert abs(trainer.evaluate()["eval_loss"] - metrics["eval_loss"]) < 1e-6
+    assert abs(trainer.evaluate()["eval_loss"] - loss) < 1e-6
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing(backend, use_reentrant):
+def test_gradient_checkpointing(backend):
     gradients = []
     for checkpointing in (False, True):
         model = small_model(NeoBERTForMaskedLM, backend, embedding_init_range=0.3).train()
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.gradient_checkpointing_enable()
         model(IDS, attention_mask=MASK, labels=IDS).loss.backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(left, right) for left, right in zip(*gradients))
 
 
-SLOW_LAYOUTS = ("dense", "packed", "cu_seq_lens")
 LORA = {"task_type": "SEQ_CLS", "target_modules": ["qkv", "wo", "w12", "w3"], "r": 4, "lora_alpha": 8}
 
 
@@ -95,7 +84,7 @@ def classifier(path, seed: int):
 def train(model) -> None:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(3):
-        model.train()(input_ids=IDS, attention_mask=MASK, labels=LABELS).loss.backward()
+        model.train()(input_ids=IDS, attention_mask=MASK, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
         optimizer.step()
     model.eval()
 
@@ -139,40 +128,33 @@ def test_an_adapter_for_each_row(mlm_checkpoint):
         assert torch.allclose(found[row], expected[row], atol=1e-5), name
 
 
+# Of a second batch: of one shape with the first, but for the dense one, and with a row of padding only.
+LAYOUTS = {"dense": (40,), "right": (13, 0, 1, 10), "position_ids": (1, 13, 7, 10), "cu_seq_lens": (1, 13, 7, 10)}
+SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS if layout != "right"]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("inputs", ["padded", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAYOUTS)])
+@pytest.mark.parametrize("layout", ["right", *SLOW])
 @pytest.mark.parametrize("backend, rope_type", [("sdpa", "default"), ("eager", "yarn")])
-def test_compile_fullgraph(backend, rope_type, inputs):
+def test_compile_fullgraph(backend, rope_type, layout):
     torch.compiler.reset()
     rope = {"rope_type": rope_type} | ({"factor": 2.0} if rope_type != "default" else {})
     model = small_model(NeoBERTForMaskedLM, backend, rope_parameters=rope, num_hidden_layers=1)
-    empty_row = MASK * torch.tensor([[1], [0], [1], [1]])
-    calls = {
-        "dense": [{"input_ids": IDS}, {"input_ids": torch.randint(1, 100, (1, 150))}],
-        # One graph serves both masks.
-        "padded": [{"input_ids": IDS, "attention_mask": mask} for mask in (MASK, empty_row)],
-        "packed": [{"input_ids": packed_batch()[0], "position_ids": torch.arange(31)[None] % 8}],
-        "cu_seq_lens": [{"input_ids": packed_batch()[0], **packed_batch()[1]}],
-    }[inputs]
     # Without code generation: what is tested is that the graph has no break and says the same.
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for kwargs in calls:
-        assert (compiled(**kwargs).logits - model(**kwargs).logits).abs().max() <= 1e-5
+    for batch in (batch_of(layout), batch_of(layout, LAYOUTS[layout])):
+        assert (compiled(batch[0], **batch[1]).logits - model(batch[0], **batch[1]).logits).abs().max() <= 1e-5
 
 
 @torch.no_grad()
-def test_attention_functions_of_others(monkeypatch):
-    """A user's own backend through Transformers' interface takes the masked layout; DeepSpeed's replaces `sdpa`."""
-    called = []
-
-    def attend(*args, **kwargs):
-        called.append(1)
-        return sdpa_attention_forward(*args, **kwargs)
-
-    AttentionInterface.register("my_attention", attend)
-    AttentionMaskInterface.register("my_attention", sdpa_mask)
-    model = small_model()
-    expected = model(IDS, attention_mask=MASK).last_hidden_state
-    model.set_attn_implementation("my_attention")
-    assert (model(IDS, attention_mask=MASK).last_hidden_state - expected).abs().max() <= 1e-5
-    assert len(called) == 2
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_torch_export(strict):
+    """One graph for batches of every shape."""
+    model, (ids, mask) = small_model(NeoBERTForMaskedLM), ragged_batch()
+    axes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=200)}
+    inputs, shapes = {"input_ids": ids, "attention_mask": mask}, {"input_ids": axes, "attention_mask": axes}
+    graph = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=strict).module()
+    for lengths in ((9, 4), (13, 7, 1, 10), (40,), (3, 3, 3)):
+        ids, mask = ragged_batch(lengths, "left")
+        found, expected = (run(input_ids=ids, attention_mask=mask).logits[mask.bool()] for run in (graph, model))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
