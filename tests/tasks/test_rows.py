@@ -99,7 +99,6 @@ def test_questions_of_a_file(tmp_path):
         ("rows.conll", "one O\ntwo\n", "rows.conll, row 0: line 2 is 'two'; it must have a word and a tag"),
         ("rows.json", '{"data": []}', "rows.json is empty"),
         ("rows.json", '{"data": [{}]}', "rows.json, row 0: not in SQuAD's format"),
-        ("rows.json", '[{"question": "a"}, "b"]', "rows.json, row 1"),
     ],
 )
 def test_faults_of_a_file_are_named(tmp_path, name, text, message):
