@@ -102,14 +102,8 @@ def scale_table(parameters: int) -> str:
         days = total / speed / 3600 / 24 * (1 + exchange / seconds)
         steps = STEP_TOKENS // (MICRO_BATCH * gpus)
         rows.append([gpus, steps, f"{seconds:.3f}", f"{exchange:.3f}", f"{days:.1f}"])
-    head = [
-        "GPUs",
-        "accumulation",
-        "seconds of computing a step at 40%",
-        "of exchanging gradients",
-        "days for both stages",
-    ]
-    return table(head, rows)
+    computing = "seconds of computing a step at 40%"
+    return table(["GPUs", "accumulation", computing, "of exchanging gradients", "days for both stages"], rows)
 
 
 def tables() -> list[str]:

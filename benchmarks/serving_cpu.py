@@ -30,10 +30,10 @@ LAYERS, WIDTH = 28, 768
 RAGGED = "32 x 128, ragged"
 # Rows, tokens, and the number of rounds whose median is taken.
 SHAPES = {
-    "1 x 8": (1, 8, 25),
+    "1 x 8": (1, 8, 15),
     "1 x 32": (1, 32, 15),
     "1 x 128": (1, 128, 9),
-    "8 x 128": (8, 128, 5),
+    "8 x 128": (8, 128, 3),
     RAGGED: (32, 128, 3),
 }
 # About the mean length of the rows of the ragged batch, of which none has more than 128 tokens.

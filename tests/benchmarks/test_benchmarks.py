@@ -14,8 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from encoders import ENCODERS
 from transformers import BertForMaskedLM, pipeline
 
+from neobert_hf import NeoBERTConfig
 from tests.helpers.glue_runs import save_encoder
 from tests.helpers.models import ROOT
 from tests.helpers.word_tokenizer import word_tokenizer
@@ -25,10 +27,12 @@ RESULTS = ROOT / "benchmarks/results"
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs a benchmark, and returns what it found and its page."""
+def run(tmp_path, monkeypatch):
+    """Runs a benchmark with other constants, and returns what it found and its page."""
 
-    def run_benchmark(name: str, flags: str = "") -> tuple[dict, str]:
+    def run_benchmark(name: str, flags: str = "", **constants) -> tuple[dict, str]:
+        for constant, value in constants.items():
+            monkeypatch.setattr(f"{name}.{constant}", value)
         import_module(name).main(f"{flags} --results {tmp_path}".split())
         page = (tmp_path / f"{name}.md").read_text()
         assert f"python benchmarks/{name}.py {flags}" in page
@@ -62,31 +66,9 @@ def test_stored_results_make_the_pages_that_are_there(tmp_path):
         assert all((tmp_path / name).stat().st_size > 10_000 and (RESULTS / name).exists() for name in pictures)
 
 
-def test_a_run_is_made_once(tmp_path):
-    """And the days and processors that are told are those of the runs that were used."""
-    from runner import StoredRuns, processor
-
-    file, made = tmp_path / "a.json", []
-    stored = {name: {"found": 1, "date": "2026-01-02", "processor": f"CPU {name}"} for name in ("old", "other")}
-    file.write_text(json.dumps(stored))
-
-    def run():
-        made.append(1)
-        return {"scores": (1, 2.5)}
-
-    first, again = (StoredRuns(file).result("new", run) for _ in range(2))
-    assert first == again == {"scores": [1, 2.5]} and len(made) == 1
-    runs = StoredRuns(file)
-    assert runs.result("old", run) == 1 and runs.result("new", run) == first and len(made) == 1
-    assert "2026-01-02 (CPU old)" in runs.places() and f"({processor()})" in runs.places()
-    assert "CPU other" not in runs.places()
-
-
 @pytest.mark.slow
 def test_pretraining(run, tmp_path, monkeypatch):
     """Every run of it, of two steps; BERT's, too; and pseudo-perplexity of both its stages."""
-    import pretraining
-    import pseudo_perplexity
     import runner
 
     from tests.helpers.pretraining_runs import start
@@ -98,22 +80,19 @@ def test_pretraining(run, tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(runner, "subprocess", SimpleNamespace(run=run_forked, STDOUT=subprocess.STDOUT))
-    sizes = "--logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_attention_heads 2"
-    monkeypatch.setattr(pretraining, "TRIAL", f"--max_steps 2 {sizes}")
-    monkeypatch.setattr(pretraining, "SEEDS", 1)
+    trial = "--max_steps 2 --logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_attention_heads 2"
     documents = [{"text": text} for text in topics.values()]
     write_rows(documents, tmp_path / "train.parquet")
     write_rows(documents[:10], tmp_path / "validation.parquet")
-    found, page = run("pretraining", f"--text {tmp_path} --output_dir {tmp_path}/runs")
+    found, page = run("pretraining", f"--text {tmp_path} --output_dir {tmp_path}/runs", TRIAL=trial, SEEDS=1)
     assert len(found["stages"]) == 2 and len(found["ablations"]) == 7
     assert all(curve[-1]["eval_loss"] > 0 for curve in found["others"].values())
     assert f"| all | {found['stages'][0][-1]['eval_loss']:.3f} |" in page and "| learned absolute positions |" in page
     bert = BertForMaskedLM.from_pretrained(tmp_path / "runs/bert/model")
     assert bert(torch.arange(5, 20)[None]).logits.isfinite().all()
 
-    monkeypatch.setattr(pseudo_perplexity, "DOCUMENTS", 3)
-    monkeypatch.setattr(pseudo_perplexity, "LENGTHS", (10, 40))
-    found, page = run("pseudo_perplexity", f"--source {tmp_path}/train.parquet --models {tmp_path}/runs")
+    flags = f"--source {tmp_path}/train.parquet --models {tmp_path}/runs"
+    found, page = run("pseudo_perplexity", flags, DOCUMENTS=3, LENGTHS=(10, 40))
     assert len(found) == 8 and all(len(losses["40"]) == 3 for losses in found.values())
     assert "| long, yarn:2 | " in page
 
@@ -121,8 +100,6 @@ def test_pretraining(run, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(run, tmp_path, monkeypatch):
     """Both tasks, from one start and from random weights; the second run repeats nothing."""
-    import worth
-
     generator, words = random.Random(0), ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
     sentences = [generator.choices(words, k=6) for _ in range(80)]
     # The lengths of words determine the labels.
@@ -131,13 +108,10 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(run, tmp_path, m
     for folder, rows in (("pos_brown", tags), ("classification_debian_sections", sections)):
         write_rows(rows, *(tmp_path / folder / f"{part}.parquet" for part in ("train", "validation")))
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(words), 60, 32))
-    for name, value in {
-        "ROWS": {"tags": (10, 20), "sections": (10, None)}, "DEVELOPMENT": 10, "SEEDS": 2,
-        "MODELS": {"NeoBERT": start, "BERT": start},
-    }.items():  # fmt: skip
-        monkeypatch.setattr(worth, name, value)
     monkeypatch.chdir(tmp_path)
-    scores = run("worth", f"--data {tmp_path}")[0]["scores"]
+    constants = {"ROWS": {"tags": (10, 20), "sections": (10, None)}, "DEVELOPMENT": 10, "SEEDS": 2}
+    constants |= {"MODELS": {"NeoBERT": start, "BERT": start}}
+    scores = run("worth", f"--data {tmp_path}", **constants)[0]["scores"]
     stored = (tmp_path / "single_runs/worth.json").read_text()
     # Of 80 texts 10 are for development.
     assert set(scores["tags"]) == {"10", "20"} and set(scores["sections"]) == {"10", "70"}
@@ -184,12 +158,8 @@ def test_a_student_stands_beside_its_teacher_and_baselines(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_speed_is_compared_with_that_of_bare_products(run, monkeypatch):
-    import forward
-
-    for name, value in {"SHAPES": ((2, 8),), "LAYERS": 1, "TRAINING_LAYERS": 1, "ROUNDS": 1}.items():
-        monkeypatch.setattr(forward, name, value)
-    rows, _ = run("forward")
+def test_speed_is_compared_with_that_of_bare_products(run):
+    rows, _ = run("forward", SHAPES=((2, 8),), LAYERS=1, TRAINING_LAYERS=1, ROUNDS=1)
     assert [(row["what"], row["model"]) for row in rows] == [
         ("forward pass", "NeoBERT"), ("training step", "NeoBERT"), ("training step", "BERT-base"),
         ("training step", "ModernBERT-base"),
@@ -198,41 +168,29 @@ def test_speed_is_compared_with_that_of_bare_products(run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_large_corpora_cost(run, monkeypatch):
-    import corpora
-
-    for name, value in {"DOCUMENTS": 300, "SHORT_DOCUMENTS": 2000, "TEXTS": 8, "LAYERS": 1, "ROUNDS": 1}.items():
-        monkeypatch.setattr(corpora, name, value)
-    found, page = run("corpora")
+def test_what_large_corpora_cost(run):
+    found, page = run("corpora", DOCUMENTS=300, SHORT_DOCUMENTS=2000, TEXTS=8, LAYERS=1, ROUNDS=1)
     assert found["memory"].keys() == {"preparing", "indexing"}
     assert found["embedding"]["tokens"] > 8 and found["embedding"]["embed.py"] > 0
     assert "| RefinedWeb, 600 billion tokens, prepared | " in page
 
 
 def test_encoders_read_full_and_ragged_batches(run, monkeypatch):
-    import throughput
-
     small = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     small |= {"intermediate_size": 48, "pad_token_id": 1}
-    for name, (kind, values) in throughput.ENCODERS.items():
-        monkeypatch.setitem(throughput.ENCODERS, name, (kind, values | small))
-    for name, value in {"TOKENS": 64, "LENGTHS": (16, 32), "ROUNDS": 1}.items():
-        monkeypatch.setattr(throughput, name, value)
-    found, page = run("throughput")
+    for name, (kind, values) in ENCODERS.items():
+        monkeypatch.setitem(ENCODERS, name, (kind, values | small))
+    found, page = run("throughput", TOKENS=64, LENGTHS=(16, 32), ROUNDS=1)
     rows = found["rows"]
-    assert len(rows) == 4 * len(throughput.ENCODERS) and all(row["tokens"] > 0 for row in rows)
+    assert len(rows) == 4 * len(ENCODERS) and all(row["tokens"] > 0 for row in rows)
     assert f"{rows[0]['tokens']:,.0f} (" in page
 
 
 @pytest.mark.slow
-def test_engines_are_compared_where_they_agree(run, monkeypatch):
+def test_engines_are_compared_where_they_agree(run):
     """A small model; OpenVINO takes part where it is installed."""
-    import serving_cpu
-
-    shapes = {"1 x 8": (1, 8, 1), serving_cpu.RAGGED: (32, 128, 1)}
-    for name, value in {"SHAPES": shapes, "LAYERS": 1, "WIDTH": 64}.items():
-        monkeypatch.setattr(serving_cpu, name, value)
-    found, page = run("serving_cpu")
+    shapes = {"1 x 8": (1, 8, 1), "32 x 128, ragged": (32, 128, 1)}
+    found, page = run("serving_cpu", SHAPES=shapes, LAYERS=1, WIDTH=64)
     found = found["milliseconds"]
     assert list(found) == ["1 x 8", "32 x 128, ragged"] and all(len(times) >= 5 for times in found.values())
     assert all(("OpenVINO" in times) == bool(find_spec("openvino")) for times in found.values())
@@ -241,14 +199,10 @@ def test_engines_are_compared_where_they_agree(run, monkeypatch):
 
 def test_every_way_of_a_gpu_gets_a_row(run, monkeypatch):
     """On a CPU, with a tiny model."""
-    import gpu
-
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 256}
-    config = gpu.build_config("NeoBERT", **sizes)
-    monkeypatch.setattr(gpu, "build_config", lambda name: config)
-    for name, value in {"TYPES": ("float32",), "LENGTHS": (16,), "TOKENS": 64, "SECONDS": 0}.items():
-        monkeypatch.setattr(gpu, name, value)
-    rows = [row for row in run("gpu")[0] if row[0] != "bare product"]
+    monkeypatch.setitem(ENCODERS, "NeoBERT", (NeoBERTConfig, sizes))
+    found, _ = run("gpu", TYPES=("float32",), LENGTHS=(16,), TOKENS=64, SECONDS=0)
+    rows = [row for row in found if row[0] != "bare product"]
     steps, layouts = ("forward pass", "training step"), ("dense", "padded", "packed")
     assert [row[:5] for row in rows] == [[step, "float32", "sdpa", "16", name] for step in steps for name in layouts]
     assert all(float(row[5].replace(",", "")) > 0 for row in rows)
