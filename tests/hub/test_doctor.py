@@ -95,7 +95,6 @@ STALE_CODE = edit_json("config.json", auto_map={"AutoModel": "model.NeoBERT"})
 MODULES = "sentence_transformers"
 # The model, what is done to it, the check that fails, and the name that it says.
 DAMAGES = [
-    ("masked_lm", remove("config.json"), "config", "config.json"),
     ("masked_lm", edit_json("config.json", dropuot=0.1), "config", "dropuot"),
     ("masked_lm", remove("model.safetensors"), "tensors", "model.safetensors"),
     ("masked_lm", edit_tensors(lambda t: t[WO][0, 1].fill_(torch.nan)), "tensors", WO),

@@ -1,4 +1,4 @@
-"""`neobert-hf export`: ONNX files give the numbers of PyTorch and of Sentence Transformers."""
+"""`neobert-hf export`: ONNX files give the numbers of PyTorch in ONNX Runtime, with PyTorch and without."""
 
 import json
 import runpy
@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from transformers import pipeline
@@ -25,7 +24,6 @@ from neobert_hf.common.files import FolderInUse, folder_lock
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, ragged_batch, small_model
-from tests.helpers.small_tokenizer import small_tokenizer
 
 
 # Exports take a minute each where the machine is busy.
@@ -44,27 +42,15 @@ from tests.helpers.onnx_checkpoints import export, save_checkpoint  # noqa: E402
 
 # Of many lengths, in no order; the last is cut at 32 tokens, like the encoder's. Batches of three have padding.
 TEXTS = ["cats and dogs " * 3, "a query", "x", "", "the " * 20, "a long document about many cats and as many dogs " * 2]
+MASKED = "cats and [MASK]ogs"
 
 
 @pytest.fixture(scope="module")
-def masked_lm(tmp_path_factory):
-    """A masked language model, and its export in all precisions."""
-    folder = tmp_path_factory.mktemp("masked_lm")
-    save_checkpoint(folder / "model", NeoBERTForMaskedLM)
-    assert main(["export", str(folder / "model"), str(folder / "exported")]) is None
-    return folder
-
-
-@pytest.fixture(scope="module")
-def embedding_model(tmp_path_factory):
-    """A Sentence Transformers model with a linear layer behind its pooling, and its export in float32."""
-    folder = tmp_path_factory.mktemp("embeddings")
-    encoder = build_encoder(str(save_checkpoint(folder / "encoder")), max_length=32)
-    linear = Dense(64, 64, activation_function=torch.nn.Identity())
-    torch.nn.init.normal_(linear.linear.bias)
-    modules = [*encoder, linear, Normalize()]
-    SentenceTransformer(modules=modules, prompts={"query": "dogs and ", "document": ""}).save(str(folder / "model"))
-    export(folder / "model", folder / "exported", precisions=["float32"])
+def exported(masked_lm, embedder, tmp_path_factory):
+    """The folders `fill`, of the masked language model in all precisions, and `embed`."""
+    folder = tmp_path_factory.mktemp("exported")
+    assert main(["export", str(masked_lm), str(folder / "fill")]) is None
+    export(embedder, folder / "embed", precisions=["float32"])
     return folder
 
 
@@ -81,15 +67,20 @@ def error_of(found: list[np.ndarray], model, ids, mask, outputs) -> float:
     return max(np.linalg.norm(got - want) / np.linalg.norm(want) for got, want in zip(found, wanted, strict=True))
 
 
-def test_the_layout_is_that_of_transformers_js(masked_lm):
+# The files
+
+
+def test_the_layout_is_that_of_transformers_js(exported):
     """Each file has its precision in all matrices and embeddings; what is left in float32 are scales."""
-    exported = masked_lm / "exported"
-    files = sorted(str(file.relative_to(exported)) for file in exported.rglob("*") if file.is_file())
+    folder = exported / "fill"
+    files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     names = {"model.onnx": {"FLOAT"}, "model_fp16.onnx": {"FLOAT16"}, "model_quantized.onnx": {"INT8", "UINT8"}}
     assert files == ["config.json", *(f"onnx/{name}" for name in names), "tokenizer.json", "tokenizer_config.json"]
+    # It would name code that the folder does not hold.
+    assert "auto_map" not in json.loads((folder / "config.json").read_text())
     axes, ids, floats = ["batch_size", "sequence_length"], onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
     for name, kinds in names.items():
-        graph = onnx.load(exported / "onnx" / name).graph
+        graph = onnx.load(folder / "onnx" / name).graph
         signature = {
             value.name: (value.type.tensor_type.elem_type, [d.dim_param or d.dim_value for d in dims])
             for value in [*graph.input, *graph.output]
@@ -103,17 +94,38 @@ def test_the_layout_is_that_of_transformers_js(masked_lm):
     assert max(np.abs(onnx.numpy_helper.to_array(weight).astype(int)).max() for weight in products) <= 64
 
 
+def test_what_other_servers_ask_for_is_there(exported):
+    """The modules without the layer that is in the file, and what has no default in Text Embeddings Inference.
+
+    Its `router/src/lib.rs` and `backends/ort/src/lib.rs`, of old and new versions, are the source; the server itself
+    has not run. It pads and cuts by itself, so the tokenizer must store neither.
+    """
+    written = {file.name: json.loads(file.read_text()) for file in (exported / "embed").glob("*.json")}
+    names = [entry["type"].rsplit(".", 1)[-1] for entry in written["modules.json"]]
+    assert names == ["Transformer", "Pooling", "Normalize"]
+    assert written["config.json"].keys() >= {"architectures", "model_type", "hidden_size", "num_hidden_layers"}
+    assert written["config.json"]["max_position_embeddings"] == 64
+    assert written["sentence_bert_config.json"]["max_seq_length"] == 32
+    assert written["tokenizer.json"]["padding"] is written["tokenizer.json"]["truncation"] is None
+    pooling = json.loads((exported / "embed" / "1_Pooling" / "config.json").read_text())
+    modes = ("pooling_mode", "pooling_mode_mean_tokens", "pooling_mode_cls_token")
+    assert [pooling[mode] for mode in modes] == ["mean", True, False]
+
+
+# ONNX Runtime
+
+
 # Beyond the training length (64), one token, one row, a row that is nothing but padding.
 BATCHES = [(13, 7, 1, 10), (1,), (64,), (150, 9), (5, 0, 20), (3, 3, 3), tuple(range(1, 40))]
 
 
 @pytest.mark.parametrize("side", ["right", "left", "anywhere"])
-def test_any_batch_gives_what_pytorch_gives(masked_lm, side):
-    model = NeoBERTForMaskedLM.from_pretrained(masked_lm / "model")
+def test_any_batch_gives_what_pytorch_gives(masked_lm, exported, side):
+    model = NeoBERTForMaskedLM.from_pretrained(masked_lm)
     for lengths in BATCHES:
         ids, mask = ragged_batch(lengths, side=side)
         for precision, largest in LARGEST_ERROR.items():
-            got = run_file(masked_lm / "exported", ids, mask, precision)
+            got = run_file(exported / "fill", ids, mask, precision)
             assert error_of(got, model, ids, mask, ["logits"]) <= largest, (precision, lengths)
 
 
@@ -154,21 +166,6 @@ def test_heads_and_variants(tmp_path, variant):
     assert error_of(got, model, ids, mask, outputs) <= LARGEST_ERROR[precision]
 
 
-def test_the_encoder_of_a_published_checkpoint(shared, tmp_path):
-    """The original's names in `architectures`, its outputs, and `auto_map` for code that the folder does not hold."""
-    published = shared / "reference" / "published"
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((published / name).read_bytes())
-    small_tokenizer(500).save_pretrained(tmp_path)
-    export(tmp_path, tmp_path / "exported", task="feature-extraction", precisions=["float32"])
-    recorded = load_file(published / "expected.safetensors")
-    ids, mask = recorded["input_ids"].long(), recorded["attention_mask"].long()
-    (got,) = run_file(tmp_path / "exported", ids, mask)
-    assert np.abs(got - recorded["last_hidden_state"].numpy())[mask.bool().numpy()].max() <= 1e-5
-    config = json.loads((tmp_path / "exported" / "config.json").read_text())
-    assert config["architectures"] == ["NeoBERTModel"] and "auto_map" not in config
-
-
 # `examples/onnx_inference.py`
 
 
@@ -183,43 +180,38 @@ print(json.dumps({calls}))"""
     return json.loads(done.stdout)
 
 
-def test_example_encodes_as_sentence_transformers_does(embedding_model):
+def test_example_encodes_as_sentence_transformers_does(embedder, exported):
     """The linear layer is in the file; the prompts make a difference."""
-    encoder = SentenceTransformer(str(embedding_model / "model"), device="cpu")
+    model = SentenceTransformer(str(embedder), device="cpu")
     calls = {
-        f"model.encode({TEXTS!r}, batch_size=3)": encoder.encode(TEXTS),
-        f"model.encode({TEXTS!r}, prompt='the ')": encoder.encode(TEXTS, prompt="the "),
-        f"model.encode_query({TEXTS!r}, batch_size=2)": encoder.encode_query(TEXTS),
-        f"model.encode_document({TEXTS!r})": encoder.encode_document(TEXTS),
-        "model.encode('one text')": encoder.encode("one text"),
+        f"model.encode({TEXTS!r}, batch_size=3)": model.encode(TEXTS),
+        f"model.encode({TEXTS!r}, prompt='the ')": model.encode(TEXTS, prompt="the "),
+        f"model.encode_query({TEXTS!r}, batch_size=2)": model.encode_query(TEXTS),
+        f"model.encode_document({TEXTS!r})": model.encode_document(TEXTS),
+        "model.encode('one text')": model.encode("one text"),
     }
-    results = in_a_process_without_torch(
-        embedding_model / "exported", f"[call.tolist() for call in ({', '.join(calls)})]"
-    )
+    results = in_a_process_without_torch(exported / "embed", f"[call.tolist() for call in ({', '.join(calls)})]")
     for got, (call, expected) in zip(results, calls.items()):
         assert np.shape(got) == expected.shape and np.abs(np.array(got) - expected).max() <= 1e-5, call
-    assert np.abs(encoder.encode(TEXTS) - encoder.encode_query(TEXTS)).max() > 0.01
+    assert np.abs(model.encode(TEXTS) - model.encode_query(TEXTS)).max() > 0.01
 
 
-def test_example_follows_the_settings_of_the_model(tmp_path):
-    """A default prompt, fewer dimensions, the first token, and the end of shorter texts."""
-    transformer = build_encoder(str(save_checkpoint(tmp_path / "encoder")), max_length=6)[0]
+def test_example_follows_the_settings_of_the_model(encoder, tmp_path):
+    """A default prompt, fewer dimensions, and the first token."""
     options = {"prompts": {"the": "the "}, "default_prompt_name": "the", "truncate_dim": 20}
-    SentenceTransformer(modules=[transformer, Pooling(64, "cls")], **options).save(str(tmp_path / "model"))
-    file = tmp_path / "model" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncation_side": "left"}))
-    encoder = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    modules = [build_encoder(str(encoder), max_length=6)[0], Pooling(64, "cls")]
+    model = SentenceTransformer(modules=modules, device="cpu", **options)
+    model.save(str(tmp_path / "model"))
     export(tmp_path / "model", tmp_path / "exported", precisions=["float32"])
-    model = load_example("onnx_inference").OnnxModel(tmp_path / "exported")
+    example = load_example("onnx_inference").OnnxModel(tmp_path / "exported")
     for name, arguments in (("encode", {}), ("encode_query", {}), ("encode", {"normalize_embeddings": True})):
-        expected = getattr(encoder, name)(TEXTS, **arguments)
-        np.testing.assert_allclose(getattr(model, name)(TEXTS, **arguments), expected, atol=1e-5)
+        expected = getattr(model, name)(TEXTS, **arguments)
+        np.testing.assert_allclose(getattr(example, name)(TEXTS, **arguments), expected, atol=1e-5)
 
 
-def test_example_fills_masks_as_the_pipeline_does(masked_lm):
-    text = "cats and [MASK]ogs"
-    expected = pipeline("fill-mask", str(masked_lm / "model"))(text)
-    got = in_a_process_without_torch(masked_lm / "exported", f"model.fill_mask({text!r})")
+def test_example_fills_masks_as_the_pipeline_does(masked_lm, exported):
+    expected = pipeline("fill-mask", str(masked_lm))(MASKED)
+    got = in_a_process_without_torch(exported / "fill", f"model.fill_mask({MASKED!r})")
     assert [token for token, _ in got] == [guess["token_str"] for guess in expected]
     assert np.allclose([guess["score"] for guess in expected], [probability for _, probability in got], atol=1e-5)
 
@@ -229,25 +221,6 @@ def test_example_names_a_folder_that_is_no_export(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["onnx_inference.py", str(folder), "a text"])
         with pytest.raises(SystemExit, match=f"`folder` is '{folder}'"):
             runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"), run_name="__main__")
-
-
-def test_what_other_servers_ask_for_is_there(embedding_model):
-    """The modules without the layer that is in the file, and what has no default in Text Embeddings Inference.
-
-    Its `router/src/lib.rs` and `backends/ort/src/lib.rs`, of old and new versions, are the source; the server itself
-    has not run. It pads and cuts by itself, so the tokenizer must store neither.
-    """
-    exported = embedding_model / "exported"
-    written = {file.name: json.loads(file.read_text()) for file in exported.glob("*.json")}
-    names = [entry["type"].rsplit(".", 1)[-1] for entry in written["modules.json"]]
-    assert names == ["Transformer", "Pooling", "Normalize"]
-    assert written["config.json"].keys() >= {"architectures", "model_type", "hidden_size", "num_hidden_layers"}
-    assert written["config.json"]["max_position_embeddings"] == 64
-    assert written["sentence_bert_config.json"]["max_seq_length"] == 32
-    assert written["tokenizer.json"]["padding"] is written["tokenizer.json"]["truncation"] is None
-    pooling = json.loads((exported / "1_Pooling" / "config.json").read_text())
-    modes = ("pooling_mode", "pooling_mode_mean_tokens", "pooling_mode_cls_token")
-    assert [pooling[mode] for mode in modes] == ["mean", True, False]
 
 
 # What cannot be exported
@@ -279,7 +252,6 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
 REFUSED = {
     "no head": (checkpoint(NeoBERTForMaskedLM), "--task text-classification", "dense"),
     "no task": (checkpoint(NeoBERTForMultipleChoice), "", "feature-extraction"),
-    "two kinds of files": (checkpoint(NeoBERTModel), "--gguf --space", "--gguf"),
     "other texts count": (checkpoint(NeoBERTModel, **DYNAMIC), "", "'dynamic'"),
     # Before the pooling these would give other embeddings.
     "narrowing layer": (modules_behind(Dense(64, 8)), "", "Dense"),
@@ -297,12 +269,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path, case):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_contextual_is_refused(contextual, tmp_path):
+def test_what_no_file_computes_and_an_output_that_is_in_use(embedder, contextual, exported, tmp_path):
     assert "neobert_contextual" in main(["export", str(contextual), str(tmp_path / "out")])
-
-
-def test_an_output_that_exists_or_is_being_written_is_refused(embedding_model, tmp_path):
-    command = ["export", str(embedding_model / "model")]
-    assert "exported" in main([*command, str(embedding_model / "exported")])
+    assert "embed" in main(["export", str(embedder), str(exported / "embed")])
     with folder_lock(tmp_path / "out"), pytest.raises(FolderInUse):
-        main([*command, str(tmp_path / "out")])
+        main(["export", str(embedder), str(tmp_path / "out")])

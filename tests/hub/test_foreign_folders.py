@@ -14,12 +14,9 @@ SECRET = "a private key"
 COMMANDS = ("doctor", "publish", "convert", "export")
 
 
-def linked(name):
-    def change(folder):
-        (folder / name).unlink()
-        (folder / name).symlink_to(f"../outside/{name}")
-
-    return change
+def linked_card(folder):
+    (folder / "README.md").unlink()
+    (folder / "README.md").symlink_to("../outside/README.md")
 
 
 def module_outside(folder):
@@ -37,8 +34,7 @@ def shard_outside(folder):
 
 # What is done to the folder, and the commands that read this.
 FOLDERS = {
-    "linked weights": (linked("model.safetensors"), COMMANDS),
-    "linked card": (linked("README.md"), ("publish",)),
+    "linked card": (linked_card, COMMANDS),
     "module beside it": (module_outside, ("doctor", "publish", "export")),
     "absolute shard": (shard_outside, COMMANDS),
 }

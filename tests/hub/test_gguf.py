@@ -6,7 +6,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, PoolingType
+from gguf import GGUFReader
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
@@ -100,8 +100,6 @@ def test_settings_of_the_model_reach_llama_cpp(pooling, tmp_path):
     fields = GGUFReader(exact).fields
     assert fields["prompts.query"].contents() == "query: "
     assert fields["neo-bert.context_length"].contents() == 32
-    kinds = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": PoolingType.LAST}
-    assert fields["neo-bert.pooling_type"].contents() == kinds[pooling]
 
 
 def checkpoint(tokenizer=small_tokenizer, **changes):
