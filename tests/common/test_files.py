@@ -1,9 +1,9 @@
 """Files and folders are replaced whole, one run writes a folder, and nothing that others wrote is touched."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,38 +29,32 @@ def write_folder(folder, text):
         (folder / f"{number}.txt").write_text(text)
 
 
-def killed_before(operation: int, work) -> bool:
-    """Do the work in a process that kills itself before its n-th change of the disk; whether it came to that."""
-    process = os.fork()
-    if process == 0:
-        left = operation
+def test_a_folder_that_is_there_after_a_kill_is_whole(tmp_path, monkeypatch):
+    """Killed before any of the changes of the disk: a move, or the removal of a file or folder."""
 
-        def count(event, arguments):
-            nonlocal left
-            # `shutil.rmtree` removes its files one by one.
-            if event in ("os.rename", "os.remove", "os.rmdir"):
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def only(most: int, done: list, change):
+        def counted(*arguments, **options):
+            done.append(change)
+            if len(done) > most:
+                raise KeyboardInterrupt
+            return change(*arguments, **options)
 
-        sys.addaudithook(count)
-        work()
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(process, 0)[1])
+        return counted
 
-
-def test_a_folder_that_is_there_after_a_kill_is_whole(tmp_path):
-    for operation in range(100):
-        place = tmp_path / str(operation)
+    for most in range(100):
+        place, done = tmp_path / str(most), []
         place.mkdir()
         write_folder(place / "model", "old")
         write_folder(place / "new", "new")
-        killed = killed_before(operation, lambda place=place: replace_folder(place / "new", place / "model"))
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            for name in ("rename", "unlink", "rmdir"):
+                patch.setattr(os, name, only(most, done, getattr(os, name)))
+            replace_folder(place / "new", place / "model")
         if (place / "model").exists():
             assert len({(place / "model" / f"{number}.txt").read_text() for number in range(3)}) == 1
-        if not killed:
+        if len(done) <= most:
             break
-    assert operation > 4 and [path.name for path in place.iterdir()] == ["model"]
+    assert most > 4 and [path.name for path in place.iterdir()] == ["model"]
     assert (place / "model" / "0.txt").read_text() == "new"
 
 

@@ -59,17 +59,15 @@ def test_bpe_knows_every_byte(train):
 
 
 @pytest.mark.parametrize(
-    "flags, error, message",
+    "flags, message",
     [
-        (["--column", "content"], ValueError, "no column 'content'; it has 'text'"),
-        (["--output_dir", str(ROOT)], ValueError, "exists already"),
-        (["--source", "/nowhere/*.txt"], FileNotFoundError, "matches no file"),
-        (["--source", ".empty.jsonl"], ValueError, "'text' of '.empty.jsonl' has no words"),
+        (["--output_dir", str(ROOT)], "exists already"),
+        (["--source", ".empty.jsonl"], "'text' of '.empty.jsonl' has no words"),
     ],
 )
-def test_errors_leave_nothing_behind(train, tmp_path, monkeypatch, flags, error, message):
+def test_errors_leave_nothing_behind(train, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path / "corpus")
     Path(".empty.jsonl").write_text('{"text": " "}\n{"text": null}\n')
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         train(*flags)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
