@@ -45,7 +45,7 @@ class DistilSettings:
     )
     column: str = field(default="text", metadata={"help": "name of the column that holds the text"})
     passages: int = field(
-        default=16_000,
+        default=32_000,
         metadata={"help": "passages to learn from, of which each gives up to three texts; fewer if there are fewer"},
     )
     # Twice this rate broke the embeddings in a trial.
@@ -56,7 +56,7 @@ class DistilSettings:
 class DistilArguments(TrainingArguments):
     """Transformers' arguments with the defaults of this recipe."""
 
-    num_train_epochs: float = field(default=2, metadata={"help": "how often each text is learned"})
+    num_train_epochs: float = field(default=1, metadata={"help": "how often each text is learned"})
     per_device_train_batch_size: int = field(default=80, metadata={"help": "texts"})
     learning_rate: float = field(default=8e-4, metadata={"help": "peak value, for the blocks"})
     warmup_steps: float = field(default=0.06, metadata={"help": "steps, or a share of all if below 1"})
