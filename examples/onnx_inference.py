@@ -59,7 +59,7 @@ class OnnxModel:
         # Transformers writes 1e30 as the tokenizer's `model_max_length` if there is no limit.
         limit = min(settings["model_max_length"], self.config["max_length"])
         limit = read_json(folder / "sentence_bert_config.json", {}).get("max_seq_length") or limit
-        self.tokenizer.enable_truncation(limit)
+        self.tokenizer.enable_truncation(limit, direction=settings.get("truncation_side", "right"))
 
         # 3. Model
         self.session = open_session(folder / "onnx" / FILES[precision], engine)

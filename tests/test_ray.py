@@ -53,66 +53,31 @@ def preparing(material: Path, corpus: Path, rows: int) -> dict:
     return {"source": source, "tokenizer": tokenizer, "max_length": 128, "documents_per_shard": rows}
 
 
-def run_recipes(material: Path, corpus: Path, output: Path, rows: int, *engine: str) -> dict[str, bytes]:
-    """Prepares, deduplicates and embeds the texts; returns all files that this wrote."""
-    large = {"source": material / "*.parquet", "rows_per_part": rows}
-    recipes = {
-        "prepare_data": preparing(material, corpus, rows),
-        "deduplicate": large | {"bands": 4, "rows_per_band": 4},
-        "embed": large | {"model": material / "encoder", "batch_size": 2},
-    }
-    for name, settings in recipes.items():
-        load_example(name).main([*to_flags(settings | {"output_dir": output / name}), *engine])
-    return content(output)
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.mark.timeout(600)  # A hang fails.
-@pytest.mark.parametrize(
-    "cpus, rows",
-    [
-        ((1, 1), 64),
-        pytest.param((1, 0), 128, marks=pytest.mark.slow),
-        pytest.param((2, 2), 64, marks=pytest.mark.slow),
-    ],
-)
-def test_shards_removals_and_vectors_are_those_of_one_process(material, corpus, tmp_path, capsys, cpus, rows):
-    expected = run_recipes(material, corpus, tmp_path / "one", rows)
+def test_shards_removals_and_vectors_are_those_of_one_process(material, corpus, tmp_path, capsys):
+    large = {"source": material / "*.parquet", "rows_per_part": 64}
+    recipes = {
+        "prepare_data": preparing(material, corpus, 64),
+        "deduplicate": large | {"bands": 4, "rows_per_band": 4},
+        "embed": large | {"model": material / "encoder", "batch_size": 2},
+    }
+
+    def run_recipes(output: Path, *engine: str) -> dict[str, bytes]:
+        for name, settings in recipes.items():
+            load_example(name).main([*to_flags(settings | {"output_dir": output / name}), *engine])
+        return content(output)
+
+    expected = run_recipes(tmp_path / "one")
     assert " exact, " in capsys.readouterr().out and len(expected) > 20
-    with cluster_of(*cpus) as cluster:
+    with cluster_of(1, 1) as cluster:
         ray.init(address=cluster.address, log_to_driver=False)
-        found = run_recipes(material, corpus, tmp_path / "ray", rows, "--ray", cluster.address)
+        found = run_recipes(tmp_path / "ray", "--ray", cluster.address)
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "recipe, changes, kills",
-    [
-        ("deduplicate", {"rows_per_part": 16, "bands": 4, "rows_per_band": 4}, (9, 45)),
-        ("embed", {"batch_size": 1}, (4, 9)),
-    ],
-)
-def test_a_recipe_whose_driver_is_killed_twice_ends_as_if_it_had_not_been(material, tmp_path, recipe, changes, kills):
-    settings = {"source": material / "*.parquet", "rows_per_part": 32} | changes
-    settings |= {"model": material / "encoder"} if recipe == "embed" else {}
-    load_example(recipe).main(to_flags(settings | {"output_dir": tmp_path / "one"}))
-    expected, output = content(tmp_path / "one"), tmp_path / "ray"
-    with cluster_of(1, 1) as cluster:
-        flags = to_flags(settings | {"output_dir": output, "ray": cluster.address})
-        for parts in kills:
-            driver = start(flags, script=recipe)
-            while len(list(output.rglob("part-*.json"))) < parts:
-                driver.check_running()
-            driver.kill()
-            assert len(content(output)) < len(expected)
-        start(flags, script=recipe).finish()
-    assert content(output) == expected
 
 
 def kill_worker(cluster) -> None:
