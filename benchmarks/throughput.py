@@ -1,6 +1,6 @@
 """How fast NeoBERT and other encoders read on a CPU, as in Table 10 and Figure 3 of the paper.
 
-    python benchmarks/throughput.py         # six minutes on 2 quiet CPU cores, 6 GB of memory
+    python benchmarks/throughput.py         # ten minutes on 2 quiet CPU cores, 6 GB of memory
 
 The encoders have their published shapes and random weights (encoders.py). A batch is full (every row has all tokens) or
 ragged (lognormal lengths, mean 35% of the longest, at least 8 rows). Only real tokens count. NeoBERT gets a ragged
