@@ -1,10 +1,10 @@
 """`neobert-hf publish`: a complete, checked repository, which others load with the package and without it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
-import sys
 import venv
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 import yaml
-from huggingface_hub import EvalResult, HfApi, ModelCard
+from huggingface_hub import EvalResult, HfApi, ModelCard, constants
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -23,11 +23,11 @@ import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.cli import main
 from neobert_hf.hub.card import MARK
+from neobert_hf.hub.model_folder import DOWNLOADED
 from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
-from tests.helpers.hub_server import HubServer
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.hub.hub_clients import TEXTS, both_stages, outputs
+from tests.hub.hub_clients import TEXTS, both_stages, load_all, outputs
 from tests.model.reference import write_reference
 
 
@@ -175,20 +175,18 @@ def build(work: Path, source: str, folder: Path, **options) -> ModelCard:
 
 
 @pytest.fixture(scope="module")
-def hub(work):
-    """A Hub with the three models, which also lie in the folder `me`."""
-    with HubServer() as hub:
-        for name in ("mlm", "embedder", "contextual"):
-            build(work, name, work / "me" / name, card=str(work / "card.yaml"))
-            hub.repositories[f"me/{name}"] = content_of(work / "me" / name)
-        yield hub
-
-
-def run_client(python: str, hub: HubServer, work: Path, name: str, **changes) -> dict:
-    environment = hub.client_environment(work / "cache" / name) | changes
-    command = [python, str(ROOT / "tests" / "hub" / "hub_clients.py"), name, str(work)]
-    subprocess.run(command, check=True, env=environment, timeout=1500)
-    return torch.load(work / f"{name}.pt", weights_only=False)
+def hub(work) -> Path:
+    """A folder for `HF_HOME`, as a client of the Hub has it after downloading the models, which also lie in `me`."""
+    for name in ("mlm", "embedder", "contextual"):
+        build(work, name, work / "me" / name, card=str(work / "card.yaml"))
+        cached, commit = work / "hf_home" / "hub" / f"models--me--{name}", "0123456789abcdef0123456789abcdef01234567"
+        for file in filter_repo_objects(content_of(work / "me" / name), allow_patterns=DOWNLOADED):
+            copy = cached / "snapshots" / commit / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(work / "me" / name / file, copy)
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text(commit)
+    return work / "hf_home"
 
 
 def check_loaded(results: dict, work: Path) -> None:
@@ -202,30 +200,30 @@ def check_loaded(results: dict, work: Path) -> None:
     assert len(results["contextual"].unique(dim=0)) == 8
 
 
-@pytest.mark.slow
-def test_loading_with_the_package(hub, work):
-    results = run_client(sys.executable, hub, work, "user")
-    check_loaded(results, work)
-    # With trust in the remote code as well, the installed package is what runs.
-    check_loaded(results["trusted"], work)
-    assert results["module"] == results["trusted"]["module"] == "neobert_hf.modeling_neobert"
-    assert results["doctor"] == 0
+def test_loading_with_the_package(hub, work, monkeypatch):
+    """With trust in the code on the Hub as well, the installed package is what runs."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub / "hub"))
+    assert main(["doctor", "me/mlm"]) == 0
+    for trust in ({}, {"trust_remote_code": True}):
+        results = load_all(**trust)
+        check_loaded(results, work)
+        assert results["module"] == "neobert_hf.modeling_neobert"
 
 
 @pytest.mark.slow
 def test_loading_without_the_package(hub, work):
     """In a virtual environment that has everything else, and saving from there."""
     venv.create(work / "venv", symlinks=True, with_pip=False)
-    python = str(work / "venv" / "bin" / "python")
     (site,) = (work / "venv").glob("lib/python*/site-packages")
     # Only this folder: files there that point to an editable neobert_hf are not followed.
     (site / "others.pth").write_text(str(Path(torch.__file__).parent.parent) + "\n")
-    results = run_client(python, hub, work, "stranger", PYTHONPATH="")
-    assert results["spec"] is None and "transformers_modules" in results["module"]
-    assert "trust_remote_code=True" in results["untrusted"]
+    command = [work / "venv" / "bin" / "python", ROOT / "tests" / "hub" / "hub_clients.py", work]
+    subprocess.run(command, check=True, env=os.environ | {"HF_HOME": str(hub), "PYTHONPATH": ""}, timeout=1500)
+    results = torch.load(work / "results.pt", weights_only=True)
+    assert "transformers_modules" in results["module"]
     check_loaded(results, work)
-    assert torch.equal(results["again"], results["logits"])
-    assert torch.equal(results["embeddings again"], results["embeddings"])
+    for name in ("logits", "embeddings"):
+        assert torch.equal(results[f"{name} again"], results[name])
     for name in ("again", "again_and_again", "embedder_again"):
         assert json.loads((work / name / "config.json").read_text())["auto_map"] == AUTO_MAP
         assert CODE <= content_of(work / name).keys()
@@ -244,7 +242,7 @@ def test_every_class_saves_the_whole_auto_map_and_its_code(name, tmp_path):
 def test_publishing_a_published_folder_changes_nothing(hub, work, tmp_path):
     """What its card says need not be said again."""
     build(work / "me", "embedder", tmp_path / "again")
-    assert content_of(tmp_path / "again") == hub.repositories["me/embedder"]
+    assert content_of(tmp_path / "again") == content_of(work / "me" / "embedder")
 
 
 def test_an_original_checkpoint_keeps_its_tensors_and_gets_the_code(tmp_path):

@@ -3,13 +3,11 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value, get_dataset_split_names, load_dataset
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -17,8 +15,6 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from tests.helpers.examples import load_example
-from tests.helpers.hub_server import HubServer
-from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 from tests.helpers.pretraining_runs import interrupted_behind
 from tests.helpers.task_runs import (
@@ -134,26 +130,22 @@ def test_answers_with_windows_and_none(encoder, asked, tmp_path):
     assert baseline.keys() == scores.keys() and baseline["no_answer_f1"] == 0.0
 
 
-@pytest.mark.slow
-def test_tags_of_a_dataset_of_the_hub(encoder, tmp_path):
+def test_tags_of_a_dataset_of_the_hub(encoder, tmp_path, monkeypatch, capsys):
     """Parquet whose tags are numbers with their names, as the dataset that the shipped configuration names."""
     names = ClassLabel(names=["B-LOC", "O", "B-PER"])
     features = Features({"tokens": List(Value("string")), "ner_tags": List(names)})
-    files = {}
-    for split, number in {"train": 120, "validation": 30, "test": 20}.items():
-        rows = [
-            {"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"])} for row in tagged_rows(number, number)
-        ]
-        Dataset.from_list(rows, features=features).to_parquet(tmp_path / "part.parquet")
-        files[f"data/{split}-00000-of-00001.parquet"] = (tmp_path / "part.parquet").read_bytes()
-    with HubServer() as hub:
-        hub.repositories["me/tags"] = files
-        environment = hub.client_environment(tmp_path / "cache")
-        command = [sys.executable, ROOT / "examples" / "run_token_classification.py"]
-        command += flags(tmp_path / "run", encoder, "me/tags")
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stderr
-    assert "120 train, 30 validation, 20 test rows" in done.stdout and "tags ner_tags" in done.stdout
+    for split, size in {"train": 120, "validation": 30, "test": 20}.items():
+        rows = [{"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"])} for row in tagged_rows(size, size)]
+        Dataset.from_list(rows, features=features).to_parquet(tmp_path / f"hub/data/{split}-00000-of-00001.parquet")
+
+    def from_the_hub(read):
+        return lambda source, *arguments, **options: read(str(tmp_path / "hub"), *arguments, **options)
+
+    monkeypatch.setattr("neobert_hf.data.tables.load_dataset", from_the_hub(load_dataset))
+    monkeypatch.setattr("neobert_hf.tasks.rows.get_dataset_split_names", from_the_hub(get_dataset_split_names))
+    tag.main(flags(tmp_path / "run", encoder, "me/tags"))
+    printed = capsys.readouterr().out
+    assert "120 train, 30 validation, 20 test rows" in printed and "tags ner_tags" in printed
     assert report_of(tmp_path / "run")["scores"]["test"]["f1"] > 0.9
 
 
