@@ -1,6 +1,6 @@
 """Fine-tune any encoder to classify texts: your own CSV, TSV, JSON lines or Parquet, or a dataset of the Hub.
 
-    python examples/run_classification.py --model chandar-lab/NeoBERT --data my.csv --output_dir runs/mine
+    python examples/run_classification.py --model chandar-lab/NeoBERT --data my/data.csv --output_dir runs/mine
 
 The script guesses the columns and whether a row has one class or several, and prints its guess; settings can name
 others. Bad rows are reported as errors before training. After an interruption, run the same command

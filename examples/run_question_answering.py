@@ -1,6 +1,7 @@
 """Fine-tune any encoder to find answers in texts, as in SQuAD v1 and v2.
 
-    python examples/run_question_answering.py --model chandar-lab/NeoBERT --data my.jsonl --output_dir runs/mine
+    python examples/run_question_answering.py --model chandar-lab/NeoBERT --data my/questions.jsonl \\
+        --output_dir runs/mine
 
 The data are a folder with train.* and validation.* (SQuAD's own JSON, Parquet or JSON lines), or a dataset of the Hub.
 Texts longer than a window are read in several overlapping windows. If some training questions have no answer, the model

@@ -1,6 +1,7 @@
 """Fine-tune any encoder to tag words: names of entities, parts of speech.
 
-    python examples/run_token_classification.py --model chandar-lab/NeoBERT --data my.conll --output_dir runs/mine
+    python examples/run_token_classification.py --model chandar-lab/NeoBERT --data my/tags.conll \\
+        --output_dir runs/mine
 
 The data are a folder with train.*, validation.* and test.* (CoNLL files, Parquet or JSON lines), one file,
 or a dataset of the Hub. Entities (tags such as B-PER) are scored by seqeval, other tags by accuracy. After an
