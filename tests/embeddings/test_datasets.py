@@ -66,21 +66,17 @@ BAD_RUNS = [
     (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), FileNotFoundError, "nowhere/pairs.jsonl"),
     (lambda c: c.pop("evaluation"), ValueError, "eval_strategy"),
     (use_twice, ValueError, "retrieval dataset are also trained on"),
+    # 20 rows that are equal.
+    (lambda c: c["train"]["pairs"].update(source="few.jsonl"), ValueError, "pairs has 20 rows.*`batch_size`"),
 ]
 
 
 @pytest.mark.parametrize("change, kind, message", BAD_RUNS)
 def test_nothing_is_trained_on_a_bad_description(settings, edit, tmp_path, change, kind, message):
+    (tmp_path / "few.jsonl").write_text((json.dumps(ROW) + "\n") * 20)
     with pytest.raises(kind, match=message):
         run("dense", settings(datasets=edit(change), eval_strategy="steps"))
     assert not list((tmp_path / "run").glob("checkpoint-*"))
-
-
-def test_too_few_different_rows_for_a_batch_are_refused(settings, edit, tmp_path):
-    (tmp_path / "few.jsonl").write_text((json.dumps(ROW) + "\n") * 20)
-    file = edit(lambda content: content["train"]["pairs"].update(source=str(tmp_path / "few.jsonl")))
-    with pytest.raises(ValueError, match="pairs has 20 rows.*`batch_size`"):
-        run("dense", settings(datasets=file, only="pairs"))
 
 
 # A row of every shape that a dataset of the paper has on the Hub.

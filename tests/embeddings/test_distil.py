@@ -1,8 +1,7 @@
 """examples/distil.py: any teacher, a run that is interrupted, and ordinary mistakes."""
 
 import json
-import os
-import signal
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data.tables import stream_text
-from neobert_hf.embeddings import student, teacher
+from neobert_hf.embeddings import teacher
 from neobert_hf.embeddings.prompts import prompt_of
+from neobert_hf.training.run_checkpoints import complete_checkpoints, step_of
 from tests.helpers.embedding_runs import assert_same_weights
 from tests.helpers.examples import load_example
 
@@ -29,13 +29,16 @@ SMALL = {
     "per_device_train_batch_size": 16,
     "learning_rate": 2e-3,
     "embedding_learning_rate": 1e-3,
-    "save_steps": 5,
+    "save_steps": 20,
+    "save_total_limit": 9,
     "logging_steps": 10,
     "use_cpu": True,
 }
+# The student as it begins.
+UNTRAINED = {"max_steps": 1, "learning_rate": 0, "embedding_learning_rate": 0}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def teachers(corpus, tmp_path_factory) -> dict[str, Path]:
     """`normalised`: the mean of the token states, of length 1. `free`: a linear layer behind [CLS], with prompts."""
     folder = tmp_path_factory.mktemp("teachers")
@@ -53,12 +56,11 @@ def teachers(corpus, tmp_path_factory) -> dict[str, Path]:
     return {name: folder / name for name in ("normalised", "free", "bert")}
 
 
-@pytest.fixture
-def distilled(teachers, corpus, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def distil(teachers, corpus):
     """Run examples/distil.py with changes to the settings; the output folder."""
-    monkeypatch.setattr(teacher, "TEXTS_OF_FILE", 100)
 
-    def run(output: Path = tmp_path / "run", **changes) -> Path:
+    def run(output: Path, **changes) -> Path:
         paths = {"teacher": teachers["normalised"], "texts": corpus / "train.jsonl", "output_dir": output}
         flags = []
         for name, each in (paths | SMALL | changes).items():
@@ -66,12 +68,21 @@ def distilled(teachers, corpus, tmp_path, monkeypatch):
         load_example("distil").main(flags)
         return output
 
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher, "TEXTS_OF_FILE", 100)
+        yield run
+
+
+@pytest.fixture(scope="module")
+def students(distil, teachers, tmp_path_factory) -> dict[str, Path]:
+    """A run with each teacher. The student of `free` has a head that is not in the saved model."""
+    folder = tmp_path_factory.mktemp("students")
+    return {name: distil(folder / name, teacher=teachers[name]) for name in ("normalised", "free")}
 
 
 @pytest.mark.parametrize("name", ["normalised", "free"])
-def test_the_student_comes_to_lie_in_the_space_of_its_teacher(distilled, teachers, corpus, name):
-    output = distilled(teacher=teachers[name])
+def test_the_student_comes_to_lie_in_the_space_of_its_teacher(students, teachers, corpus, name):
+    output = students[name]
     log = json.loads((output / "log.json").read_text())
     measured = [(entry["step"], entry["eval_cosine"]) for entry in log if "eval_cosine" in entry]
     assert measured[-1][1] > measured[0][1]
@@ -100,40 +111,27 @@ def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
         assert F.cosine_similarity(answers[number][2], vector, dim=0) > 0.999
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(distilled, teachers, tmp_path, monkeypatch, corpus):
-    """The student of `free` has a head that is not in the saved model. What the teacher has read stays."""
-    forward, seen = student.Student.forward, []
-
-    def interrupted(self, **inputs):
-        seen.append(inputs)
-        if len(seen) == 7:
-            os.kill(os.getpid(), signal.SIGINT)
-        return forward(self, **inputs)
-
-    settings = {"teacher": teachers["free"], "passages": 120}
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(student.Student, "forward", interrupted)
-        distilled(**settings)
-    assert len(seen) == 7
+def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):
+    """What the teacher has read stays, and other settings are refused by name."""
+    shutil.copytree(students["free"], tmp_path / "run")
+    first, *later = sorted(complete_checkpoints(tmp_path / "run"), key=step_of)
+    for folder in (*later, tmp_path / "run" / "model"):
+        shutil.rmtree(folder)
     read = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "teacher").rglob("*.safetensors")}
     for setting, change in (("num_train_epochs", 3), ("learning_rate", 1e-3), ("texts", corpus / "validation.jsonl")):
         with pytest.raises(SettingsMismatch, match=setting):
-            distilled(**settings | {setting: change})
-    distilled(**settings)
-    assert {file: file.stat().st_mtime_ns for file in read} == read
-    assert_same_weights(distilled(tmp_path / "whole", **settings), tmp_path / "run")
+            distil(tmp_path / "run", **{"teacher": teachers["free"], setting: change})
+    distil(tmp_path / "run", teacher=teachers["free"])
+    assert len(later) > 0 and read == {file: file.stat().st_mtime_ns for file in read}
+    assert_same_weights(tmp_path / "run", students["free"])
 
 
-def test_a_table_of_the_entries_that_the_texts_use_embeds_like_the_whole_table(distilled, teachers, corpus, tmp_path):
-    settings = {
-        "num_hidden_layers": 0,
-        "passages": 40,
-        "max_steps": 1,
-        "learning_rate": 0,
-        "embedding_learning_rate": 0,
-    }
-    whole = SentenceTransformer(str(distilled(tmp_path / "whole", **settings) / "model"))
-    used = SentenceTransformer(str(distilled(tmp_path / "used", vocabulary="used", **settings) / "model"))
+def test_a_table_of_the_entries_that_the_texts_use_embeds_like_the_whole_table(distil, teachers, tmp_path):
+    settings = UNTRAINED | {"num_hidden_layers": 0, "passages": 40}
+    whole, used = (
+        SentenceTransformer(str(distil(tmp_path / name, vocabulary=name, **settings) / "model"))
+        for name in ("teacher", "used")
+    )
     assert len(whole.tokenizer) == len(AutoTokenizer.from_pretrained(teachers["bert"]))
     assert used[0].model.config.vocab_size == len(used.tokenizer) < 0.9 * len(whole.tokenizer)
     words = [word for word in "a in of is return".split() if word in used.tokenizer.get_vocab()]
@@ -143,15 +141,13 @@ def test_a_table_of_the_entries_that_the_texts_use_embeds_like_the_whole_table(d
     assert used.tokenizer.unk_token not in used.tokenizer.tokenize("qxz")
 
 
-def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distilled, teachers, corpus, tmp_path):
-    large = distilled(num_hidden_layers=3, passages=100) / "model"
-    settings = {"teacher": large, "student": large, "passages": 100, "max_steps": 1}
-    settings |= {"learning_rate": 0, "embedding_learning_rate": 0}
+def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distil, corpus, tmp_path):
+    large = distil(tmp_path / "large", num_hidden_layers=3, passages=100) / "model"
     texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
     wanted = SentenceTransformer(str(large)).encode(texts, convert_to_tensor=True)
     for layers, least in (((0, 1, 2), 0.9999), ((0, 2), 0.5)):
-        output = distilled(tmp_path / str(len(layers)), layers=layers, **settings)
-        model = SentenceTransformer(str(output / "model"))
+        settings = UNTRAINED | {"teacher": large, "student": large, "layers": layers, "passages": 100}
+        model = SentenceTransformer(str(distil(tmp_path / str(len(layers)), **settings) / "model"))
         assert len(model[0].model.transformer_encoder) == model[0].model.config.num_hidden_layers == len(layers)
         assert F.cosine_similarity(model.encode(texts, convert_to_tensor=True), wanted).mean() > least
 
@@ -168,10 +164,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("change, named", MISTAKES)
-def test_mistakes_are_refused_before_the_teacher_reads(distilled, teachers, tmp_path, change, named):
+def test_mistakes_are_refused_before_the_teacher_reads(distil, teachers, tmp_path, change, named):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "short.jsonl").write_text('{"text": "One sentence."}\n')
     places = teachers | {name: tmp_path / name for name in ("none", "empty.jsonl", "short.jsonl")}
     with pytest.raises((ValueError, OSError), match=named):
-        distilled(**{name: places.get(value, value) for name, value in change.items()})
+        distil(**{"output": tmp_path / "run"} | {name: places.get(value, value) for name, value in change.items()})
     assert not list(tmp_path.rglob("*.safetensors"))

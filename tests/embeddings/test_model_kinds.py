@@ -76,25 +76,31 @@ def test_splade_is_the_maximum_of_log_saturated_mlm_logits(encoder):
         assert torch.allclose(found.float(), expected, atol=1e-5) and (found > 0.1).any()
 
 
-def test_a_model_without_its_mlm_head_is_no_sparse_encoder(trained):
-    with pytest.raises(ValueError, match="no trained MLM head"):
-        build_sparse_encoder(str(trained["dense"] / "model"), 48)
-
-
+# Settings, models that are not there, and models that are not of the kind that is needed.
 BAD_SETTINGS = [
-    ("dense", {"temprature": 1}, "temperature"),
+    ("dense", {"temprature": 1}, ValueError, "temperature"),
     # Transformers would take each of these, and this recipe would not use it.
-    ("dense", {"num_train_epochs": 5}, "`num_train_epochs`.*`max_steps`"),
-    ("multi_vector", {"prompts": "Find"}, "`prompts`.*`datasets`"),
-    ("sparse", {"only": "pairz"}, "'pairs'"),
-    ("dense", {"matryoshka_dims": "8 64"}, "32"),
-    ("dense", {"negatives": 2}, "`miner`.*`negatives`"),
-    ("dense", {"per_device_train_batch_size": 2}, "triplets.*`per_device_train_batch_size` of 3 or more"),
+    ("dense", {"num_train_epochs": 5}, ValueError, "`num_train_epochs`.*`max_steps`"),
+    ("multi_vector", {"prompts": "Find"}, ValueError, "`prompts`.*`datasets`"),
+    ("sparse", {"only": "pairz"}, ValueError, "'pairs'"),
+    ("dense", {"matryoshka_dims": "8 64"}, ValueError, "32"),
+    ("dense", {"negatives": 2}, ValueError, "`miner`.*`negatives`"),
+    ("dense", {"per_device_train_batch_size": 2}, ValueError, "triplets.*`per_device_train_batch_size` of 3 or more"),
+    ("dense", {"model": "nowhere"}, OSError, "`model`.*nowhere"),
+    ("dense", {"guide": "encoder"}, ValueError, "`guide`"),
+    ("dense", {"miner": "sparse", "negatives": 1}, ValueError, "`miner`.*SparseEncoder"),
+    ("sparse", {"model": "dense"}, ValueError, "no trained MLM head"),
 ]
 
 
-@pytest.mark.parametrize("kind, change, message", BAD_SETTINGS)
-def test_bad_settings_are_refused_before_training(settings, tmp_path, kind, change, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("kind, change, error, message", BAD_SETTINGS)
+def test_bad_settings_and_models_are_refused_before_training(
+    trained, settings, encoder, tmp_path, kind, change, error, message
+):
+    places = {"encoder": encoder, "nowhere": tmp_path / "nowhere"}
+    for name in {"model", "guide", "miner"} & change.keys():
+        given = change[name]
+        change = change | {name: trained[given] / "model" if given in KINDS else places[given]}
+    with pytest.raises(error, match=message):
         run(kind, settings(**change))
     assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.search.index import open_index
 from tests.helpers.examples import load_example
 from tests.helpers.search_encoder import save_search_encoder
 
@@ -55,6 +56,41 @@ def corpus(texts, tmp_path) -> Path:
 
 
 @pytest.fixture
+def server(monkeypatch):
+    """A stand-in for a Weaviate server."""
+    pytest.importorskip("weaviate")
+    from tests.search.weaviate_standin import FakeWeaviateServer
+
+    # The client asks PyPI for its newest version.
+    monkeypatch.setattr("weaviate.connect.v4.PYPI_PACKAGE_URL", "http://127.0.0.1:9/")
+    with FakeWeaviateServer() as fake:
+        yield fake
+
+
+@pytest.fixture(params=["lancedb", "weaviate"])
+def place(request, tmp_path) -> dict:
+    """The settings that say where the index is, in either database."""
+    if request.param == "lancedb":
+        return {"index": tmp_path / "index"}
+    server = request.getfixturevalue("server")
+    return {"index": "Docs", "weaviate_url": server.url, "weaviate_grpc_port": server.grpc_port}
+
+
+@pytest.fixture
+def opened(place):
+    """Open the index; every connection is closed in the end."""
+    indexes, (name, *server) = [], place.values()
+
+    def run():
+        indexes.append(open_index(str(name), *server))
+        return indexes[-1]
+
+    yield run
+    for index in indexes:
+        index.close()
+
+
+@pytest.fixture
 def index(model, tmp_path, capsys):
     """Run `index`; return how many documents were embedded, passages, unchanged, removed, and left-out ones."""
 
@@ -77,5 +113,18 @@ def query(tmp_path, capsys):
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["query"] for line in lines] == list(texts)
         return [line["hits"] for line in lines]
+
+    return run
+
+
+@pytest.fixture
+def stored(query):
+    """Text and score of every passage, by source, document and number."""
+
+    def run(**place) -> dict[tuple[str, str, int], tuple[str, float]]:
+        (hits,) = query("a list of numbers", top_k=1000, **place)
+        found = {(hit["source"], hit["document"], hit["number"]): (hit["text"], hit["score"]) for hit in hits}
+        assert len(found) == len(hits)
+        return found
 
     return run

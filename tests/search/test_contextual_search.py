@@ -26,10 +26,12 @@ def model(tmp_path_factory) -> Path:
     return folder / "model"
 
 
-def test_queries_and_new_documents_read_the_context_of_the_index(index, query, encoder, texts, tmp_path):
+@pytest.mark.parametrize("count", [20, 2])
+def test_queries_and_new_documents_read_the_context_of_the_index(index, query, encoder, texts, tmp_path, count):
+    """Also if the first source has fewer documents than a context."""
     rows = {f"d{number}": " ".join(text.split()[:5]) for number, text in enumerate(texts)}
-    first = dict(list(rows.items())[:20])
-    assert index(write_rows(tmp_path / "corpus.jsonl", first), "--id_column=id")[0] == 20
+    first = dict(list(rows.items())[:count])
+    assert index(write_rows(tmp_path / "corpus.jsonl", first), "--id_column=id")[0] == count
     stored = LanceDBIndex(tmp_path / "index")
     context = stored.read_context()
     assert context.shape == (SIZE, 32) and stored.identity["context"] == fingerprint(context.float())
@@ -37,7 +39,7 @@ def test_queries_and_new_documents_read_the_context_of_the_index(index, query, e
     own = torch.tensor(encoder.encode(list(first.values())))
     assert all(((own - row).abs().amax(1) < 1e-5).any() for row in context)
     # What is added later is embedded with the same context.
-    assert index(write_rows(tmp_path / "corpus.jsonl", rows), "--id_column=id")[0] == len(rows) - 20
+    assert index(write_rows(tmp_path / "corpus.jsonl", rows), "--id_column=id")[0] == len(rows) - count
     assert torch.equal(stored.read_context(), context)
     documents, (asked,) = (
         encoder.encode(some, prompt=prompt, dataset_embeddings=context, normalize_embeddings=True)
@@ -51,8 +53,3 @@ def test_queries_and_new_documents_read_the_context_of_the_index(index, query, e
     for run in (lambda: query("a list"), lambda: index(tmp_path / "corpus.jsonl", "--id_column=id")):
         with pytest.raises(SettingsMismatch, match="context: "):
             run()
-
-
-def test_a_small_source_fills_the_context(index, texts, tmp_path):
-    assert index(write_rows(tmp_path / "corpus.jsonl", {"a": texts[0], "b": texts[1]}))[0] == 2
-    assert LanceDBIndex(tmp_path / "index").read_context().shape == (SIZE, 32)

@@ -1,4 +1,4 @@
-"""Search by vectors and words in LanceDB, exact and approximate, against their definitions."""
+"""Search by vectors and words, exact and approximate, against their definitions."""
 
 import json
 import math
@@ -12,6 +12,7 @@ pytest.importorskip("lancedb")
 from neobert_hf.search import index as search_index  # noqa: E402
 from neobert_hf.search import lancedb_index  # noqa: E402
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder  # noqa: E402
+from neobert_hf.search.index import VectorIndex  # noqa: E402
 from neobert_hf.search.keywords import ndcg_with_words  # noqa: E402
 from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
@@ -31,8 +32,7 @@ def documents() -> list[str]:
     return list(dict.fromkeys(" ".join(generator.choices(WORDS, k=generator.randint(2, 5))) for _ in range(60)))
 
 
-def made_index(folder, texts: list[str]) -> LanceDBIndex:
-    index = LanceDBIndex(folder)
+def fill(index: VectorIndex, texts: list[str]) -> VectorIndex:
     index.create({"dimension": 8})
     passages = [Passage("source", str(number), 0, 1, "hash", text) for number, text in enumerate(texts)]
     index.write(passages, unit_vectors(len(texts)), [])
@@ -47,11 +47,9 @@ def sums(documents: list[str], query: str, cosines: np.ndarray, weight: float) -
 
 
 @pytest.mark.parametrize(("weight", "count", "candidates"), [(0, 20, 200), (0.3, 20, 200), (5, 20, 200), (5, 2, 3)])
-def test_the_score_is_the_cosine_and_the_share_of_the_words(
-    documents, weight, count, candidates, tmp_path, monkeypatch
-):
+def test_the_score_is_the_cosine_and_the_share_of_the_words(documents, weight, count, candidates, opened, monkeypatch):
     """With 3 candidates, the best are found by their words only, far from the nearest vectors."""
-    index, (vector,) = made_index(tmp_path, documents), unit_vectors(1, seed=1)
+    index, (vector,) = fill(opened(), documents), unit_vectors(1, seed=1)
     monkeypatch.setattr(search_index, "CANDIDATES", candidates)
     expected = sums(documents, QUERY, unit_vectors(len(documents)) @ vector, weight)
     best = np.argsort(-expected)[:count]
@@ -63,37 +61,18 @@ def test_the_score_is_the_cosine_and_the_share_of_the_words(
     assert index.search_hybrid("zebra", vector, 7, 1.0) == index.search(vector, 7)
 
 
-def test_documents_are_replaced_in_one_version(documents, tmp_path):
-    """Those of other sources stay, and so do others of this one; of a document that is shorter now nothing is left."""
-    index = made_index(tmp_path, documents)
-    index.write([Passage("other", "3", 0, 1, "hash", "kept")], unit_vectors(1), [])
-    index.commit()
-    long = [Passage("source", "3", number, 3, "long", f"part {number}") for number in range(3)]
-    index.write(long, unit_vectors(3, seed=3), ["3"])
-    index.commit()
-    assert "ScalarIndexQuery" in index.table.search().where("document IN ('3', '5')").explain_plan()
-    before, version = index.table.count_rows(), index.table.version
-    index.write([*long[:1], Passage("source", "5", 0, 1, "new", "five")], unit_vectors(2, seed=4), ["3", "5"])
-    index.commit()
-    assert index.table.version == version + 1 and index.table.count_rows() == before - 2
-    rows = {(row["source"], row["document"], row["number"]): row["text"] for row in index.table.to_arrow().to_pylist()}
-    assert rows["source", "3", 0] == "part 0" and rows["source", "5", 0] == "five"
-    assert rows["other", "3", 0] == "kept" and rows["source", "4", 0] == documents[4]
-
-
 def test_many_passages_are_searched_approximately_if_that_finds_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(lancedb_index, "EXACT_BELOW", 1000)
-    index = made_index(tmp_path / "index", ["text"] * 1500)
+    index = fill(LanceDBIndex(tmp_path / "index"), ["text"] * 1500)
     stored = json.loads((tmp_path / "index" / "recall.json").read_text())
     assert stored["passages"] == 1500 and stored["recall_at_10"] >= 0.95
     assert "1,500" in capsys.readouterr().out
-    kinds = [one.index_type for one in index.table.list_indices()]
-    assert "IvfPq" in kinds
+    assert "IvfPq" in [one.index_type for one in index.table.list_indices()]
     # It is not made again for a few more, and an index that finds too little is not used.
     index.optimize()
     assert not capsys.readouterr().out
     monkeypatch.setattr(LanceDBIndex, "_recall", lambda index: 0.5)
-    index = made_index(tmp_path / "bad", ["text"] * 1500)
+    index = fill(LanceDBIndex(tmp_path / "bad"), ["text"] * 1500)
     assert sorted(one.columns for one in index.table.list_indices()) == [["document"], ["text"]]
 
 

@@ -1,7 +1,5 @@
 """examples/semantic_search.py on small data: what it finds, what it embeds again, and what it refuses."""
 
-from pathlib import Path
-
 import lancedb
 import numpy as np
 import pytest
@@ -16,26 +14,19 @@ from neobert_hf.search.lancedb_index import LanceDBIndex
 from tests.search.conftest import semantic_search, write_rows
 
 
-def stored(folder: Path) -> dict[tuple[str, int], dict]:
-    rows = LanceDBIndex(folder).table.to_arrow().to_pylist()
-    found = {(row["document"], row["number"]): row for row in rows}
-    assert len(found) == len(rows)
-    return found
-
-
 def unit(vectors: np.ndarray) -> np.ndarray:
     vectors = vectors.astype(np.float64)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("dimensions", [32, 20])
-def test_hits_are_those_of_brute_force(index, query, corpus, texts, encoder, dimensions):
+def test_hits_are_those_of_brute_force(index, query, place, corpus, texts, encoder, dimensions):
     flags = ["--id_column=id", "--query_prompt=question: ", "--document_prompt=text: "]
-    assert index(corpus, *flags, truncate_dim=dimensions) == [60, 60, 0, 0, 0]
+    assert index(corpus, *flags, truncate_dim=dimensions, **place) == [60, 60, 0, 0, 0]
     queries = ["how is text encoded?", "a list of numbers"]
     vectors = unit(encoder.encode([f"text: {text}" for text in texts])[:, :dimensions])
     cosines = unit(encoder.encode([f"question: {text}" for text in queries])[:, :dimensions]) @ vectors.T
-    for row, hits in zip(cosines, query(*queries, top_k=12)):
+    for row, hits in zip(cosines, query(*queries, top_k=12, **place)):
         best = np.argsort(-row)[:12]
         assert [hit["document"] for hit in hits] == [f"d{7 * i}" for i in best]
         assert [hit["text"] for hit in hits] == [texts[i] for i in best]
@@ -55,49 +46,39 @@ def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, t
     assert abs(hits[0]["score"] - vectors[0] @ vectors[1]) < 1e-5
 
 
-def test_only_what_changed_is_embedded_again(index, query, corpus, texts, tmp_path):
-    rows = {f"d{i}": text for i, text in enumerate(texts[:10])}
-    index(write_rows(corpus, rows), "--id_column=id")
-    before = stored(tmp_path / "index")
-    assert index(corpus, "--id_column=id") == [0, 0, 10, 0, 0]
-    rows["d3"], rows["new"] = "something else", texts[20]
+def test_only_what_changed_is_embedded_again(index, stored, place, corpus, texts):
+    rows = {f"d{i}": text for i, text in enumerate(texts[:10])} | {"long": ". ".join(texts[10:20])}
+    assert index(write_rows(corpus, rows), "--id_column=id", **place)[0] == 11
+    before = stored(**place)
+    assert len(before) > 12 and index(corpus, "--id_column=id", **place) == [0, 0, 11, 0, 0]
+    # Of a document that is shorter now, nothing is left.
+    rows |= {"long": "something else", "new": texts[20]}
     del rows["d5"]
-    assert index(write_rows(corpus, rows), "--id_column=id") == [2, 2, 8, 1, 0]
-    after = stored(tmp_path / "index")
-    assert {document for document, _ in after} == rows.keys()
-    assert {document: row["text"] for (document, _), row in after.items()} == rows
-    for document in rows.keys() - {"d3", "new"}:
-        assert after[document, 0] == before[document, 0]
-    assert query("something else", top_k=1)[0][0]["document"] == "d3"
+    assert index(write_rows(corpus, rows), "--id_column=id", **place) == [2, 2, 9, 1, 0]
+    after = stored(**place)
+    assert {key: text for key, (text, _) in after.items()} == {(str(corpus), id, 0): rows[id] for id in rows}
+    for document in rows.keys() - {"long", "new"}:
+        assert after[str(corpus), document, 0] == before[str(corpus), document, 0]
 
 
-def test_sources_do_not_touch_each_other(index, tmp_path, texts):
-    first = write_rows(tmp_path / "it's.jsonl", {"a": texts[0], "b": texts[1]})
-    second = write_rows(tmp_path / "second.jsonl", {"a": texts[2], "c": texts[1]})
-    assert index(first, "--id_column=id") == [2, 2, 0, 0, 0]
-    assert index(second, "--id_column=id") == [2, 2, 0, 0, 0]
-    write_rows(first, {"a": texts[0]})
-    assert index(first, "--id_column=id") == [0, 0, 1, 1, 0]
-    rows = LanceDBIndex(tmp_path / "index").table.to_arrow().to_pylist()
-    assert {(row["source"], row["document"], row["text"]) for row in rows} == {
-        (str(first), "a", texts[0]), (str(second), "a", texts[2]), (str(second), "c", texts[1])
-    }  # fmt: skip
+def test_sources_do_not_touch_each_other_and_are_removed_by_name(index, stored, place, tmp_path, texts, capsys):
+    one, two, three = texts[:3]
+    first = write_rows(tmp_path / "it's.jsonl", {"a": one, "b": two})
+    second = write_rows(tmp_path / "second.jsonl", {"a": three, "c": two})
+    for file in (first, second):
+        assert index(file, "--id_column=id", **place) == [2, 2, 0, 0, 0]
+    assert index(write_rows(first, {"a": one}), "--id_column=id", **place) == [0, 0, 1, 1, 0]
+    expected = {(str(first), "a", one), (str(second), "a", three), (str(second), "c", two)}
+    assert {(source, id, text) for (source, id, _), (text, _) in stored(**place).items()} == expected
     # A moved source keeps its place under a name of its own.
-    assert index(first, "--id_column=id", name="mine") == [1, 1, 0, 0, 0]
-    assert index(second, "--id_column=id", name="mine") == [2, 2, 0, 0, 0]
-
-
-def test_a_source_can_be_removed_by_its_name(index, query, corpus, tmp_path, texts, capsys):
-    moved = write_rows(tmp_path / "moved.jsonl", {"a": texts[0], "b": texts[1]})
-    index(moved)
-    index(corpus)
-    assert {hit["source"] for hit in query(texts[0], top_k=100)[0]} == {str(moved), str(corpus)}
-    remove = ["remove", "--index", str(tmp_path / "index"), "--name"]
-    with pytest.raises(VectorIndexError, match=f"'gone'.*{corpus}, {moved}"):
+    assert index(first, "--id_column=id", name="mine", **place) == [1, 1, 0, 0, 0]
+    assert index(second, "--id_column=id", name="mine", **place) == [2, 2, 0, 0, 0]
+    remove = ["remove", *(f"--{key}={value}" for key, value in place.items()), "--name"]
+    with pytest.raises(VectorIndexError, match=f"'gone'.*{first}, {second}, mine"):
         semantic_search.main([*remove, "gone"])
-    semantic_search.main([*remove, str(moved)])
+    semantic_search.main([*remove, str(second)])
     assert "2 documents removed" in capsys.readouterr().out
-    assert {hit["source"] for hit in query(texts[0], top_k=100)[0]} == {str(corpus)}
+    assert {source for source, _, _ in stored(**place)} == {str(first), "mine"}
 
 
 def test_rows_without_ids_are_told_apart_by_their_text(index, corpus, texts, tmp_path):
@@ -128,22 +109,19 @@ def test_files_are_documents(index, query, texts, tmp_path):
     assert index(docs / "*.md") == [1, 1, 0, 0, 1]
 
 
-def test_long_documents_are_passages_that_the_model_reads_whole(index, query, texts, tmp_path, encoder):
-    long = ". ".join(texts)
-    (tmp_path / "long.txt").write_text(long)
+def test_long_documents_are_passages_that_the_model_reads_whole(index, query, stored, texts, tmp_path, encoder):
+    (tmp_path / "long.txt").write_text(". ".join(texts))
     flags = ["--document_prompt=text: ", "--passage_tokens=40", "--overlap=10"]
     (_, count, *_) = index(tmp_path / "long.txt", *flags)
-    rows = [row for _, row in sorted(stored(tmp_path / "index").items())]
-    assert count == len(rows) > 10
-    tokens = [len(encoder.tokenizer(f"text: {row['text']}")["input_ids"]) for row in rows]
+    passages = [text for _, (text, _) in sorted(stored().items())]
+    assert count == len(passages) > 10
+    tokens = [len(encoder.tokenizer(f"text: {text}")["input_ids"]) for text in passages]
     assert max(tokens) <= 40 and min(tokens[:-1]) > 30
-    expected = unit(encoder.encode([f"text: {row['text']}" for row in rows]))
-    assert np.abs(np.array([row["vector"] for row in rows]) - expected).max() < 1e-5
-    hit = query(f"text: {rows[7]['text']}", top_k=1)[0][0]
-    assert (hit["number"], hit["text"]) == (7, rows[7]["text"]) and hit["score"] > 1 - 1e-5
+    for number, (hit,) in enumerate(query(*(f"text: {text}" for text in passages), top_k=1)):
+        assert (hit["number"], hit["text"]) == (number, passages[number]) and hit["score"] > 1 - 1e-5
 
 
-def test_another_model_or_other_settings_are_refused_by_name(index, query, corpus, model, tmp_path):
+def test_another_model_or_other_settings_are_refused_by_name(index, query, stored, corpus, model, tmp_path):
     index(corpus)
     other = SentenceTransformer(str(model))
     with torch.no_grad():
@@ -158,7 +136,7 @@ def test_another_model_or_other_settings_are_refused_by_name(index, query, corpu
     for name, value in (("passage_tokens", 48), ("overlap", 3), ("query_prompt", "question: "), ("dtype", "bfloat16")):
         with pytest.raises(SettingsMismatch, match=f"{name}: .* there, {value!r} now"):
             index(corpus, **{name: value})
-    assert len(stored(tmp_path / "index")) == 60
+    assert len(stored()) == 60
 
 
 def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path):
@@ -173,33 +151,22 @@ def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("rows", "changes", "error", "message"),
     [
-        ({"source": "/nowhere/*.md"}, FileNotFoundError, "/nowhere"),
-        ({"id_column": "key"}, ValueError, "'key'"),
-        ({"passage_tokens": 65}, ValueError, "`passage_tokens` is 65"),
-        ({"passage_tokens": 20, "overlap": 18}, ValueError, "`overlap` is 18"),
-        ({"truncate_dim": 33}, ValueError, "`truncate_dim` is 33"),
+        ({}, {"source": "/nowhere/*.md"}, FileNotFoundError, "/nowhere"),
+        ({}, {"id_column": "key"}, ValueError, "'key'"),
+        ({}, {"passage_tokens": 65}, ValueError, "`passage_tokens` is 65"),
+        ({}, {"passage_tokens": 20, "overlap": 18}, ValueError, "`overlap` is 18"),
+        ({}, {"truncate_dim": 33}, ValueError, "`truncate_dim` is 33"),
+        ({"text": ["", None]}, {}, ValueError, "2 documents are empty"),
+        ({"id": ["a", "a"]}, {}, ValueError, "id 'a' belongs to two texts"),
+        ({"id": ["a", None]}, {}, ValueError, "rows.parquet, row 1: 'id'"),
     ],
 )
-def test_bad_settings_are_refused_before_an_index_is_made(index, corpus, tmp_path, changes, error, message):
+def test_bad_settings_and_documents_are_refused_before_an_index_is_made(index, tmp_path, rows, changes, error, message):
+    Dataset.from_dict({"id": ["a", "b"], "text": ["one", "two"]} | rows).to_parquet(tmp_path / "rows.parquet")
     with pytest.raises(error, match=message):
-        index(**({"source": corpus} | changes))
-    assert not (tmp_path / "index").exists()
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({"id": ["a", "b"], "text": ["", None]}, "2 documents are empty"),
-        ({"id": ["a", "a"], "text": ["one", "two"]}, "id 'a' belongs to two texts"),
-        ({"id": ["a", None], "text": ["one", "two"]}, "rows.parquet, row 1: 'id'"),
-    ],
-)
-def test_bad_documents_are_refused_before_an_index_is_made(index, tmp_path, rows, message):
-    Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
-    with pytest.raises(ValueError, match=message):
-        index(tmp_path / "rows.parquet", "--id_column=id")
+        index(**({"source": tmp_path / "rows.parquet", "id_column": "id"} | changes))
     assert not (tmp_path / "index").exists()
 
 
@@ -216,7 +183,9 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
         index(corpus, index=tmp_path / "other")
 
 
-def test_a_large_source_is_one_transaction_and_an_interruption_loses_one_portion(index, corpus, tmp_path, monkeypatch):
+def test_a_large_source_is_one_transaction_and_an_interruption_loses_one_portion(
+    index, stored, corpus, tmp_path, monkeypatch
+):
     """LanceDB keeps a version, with a list of all files, of each transaction."""
     write = LanceDBIndex.write
 
@@ -229,9 +198,7 @@ def test_a_large_source_is_one_transaction_and_an_interruption_loses_one_portion
         patch.setattr(LanceDBIndex, "write", killed)
         index(corpus, "--id_column=id", write_every=4)
     assert index(corpus, "--id_column=id", write_every=4)[:3] == [32, 32, 28]
-    interrupted = stored(tmp_path / "index")
     index(corpus, "--id_column=id", write_every=4, index=tmp_path / "whole")
-    whole = LanceDBIndex(tmp_path / "whole").table
-    assert interrupted.keys() == stored(tmp_path / "whole").keys()
+    assert stored() == stored(index=tmp_path / "whole")
     # The table, two indexes, the passages, and both indexes of them.
-    assert whole.version <= 6 and not (tmp_path / "whole" / "waiting").exists()
+    assert LanceDBIndex(tmp_path / "whole").table.version <= 6 and not (tmp_path / "whole" / "waiting").exists()
