@@ -18,39 +18,14 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from neobert_hf import NeoBERTForMaskedLM  # noqa: E402
-from tests.helpers.examples import load_example  # noqa: E402
+from tests.helpers.examples import load_example, to_flags  # noqa: E402
 from tests.helpers.models import SHARED, small_model  # noqa: E402
 from tests.helpers.word_tokenizer import word_tokenizer  # noqa: E402
 
 
 transformers.utils.logging.disable_progress_bar()
-
 # The Trainer collects garbage before each training: 0.3 s for what the imports have made, unless that is set apart.
 gc.freeze()
-
-
-GPU_TEST = "mark.gpu"
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m gpu` only files with such tests are imported: the others need packages that a GPU image may lack."""
-    if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
-        return None
-    files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
-    return not any(GPU_TEST in file.read_text(encoding="utf-8") for file in files) or None
-
-
-# Before pytest chooses by marks.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # It is compiled with g++ for every shape: a third of the time of all tests of the model.
-    for item in items:
-        if "flex_attention" in item.name and not item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.slow)
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.fixture(autouse=True)
@@ -86,22 +61,8 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def prepared(corpus) -> Path:
     """The folder `corpus` with the shards of both files: `train` (5 of them) and `validation`."""
-    # Not at the top: a test that needs no run should not import all that runs need.
-    from tests.helpers.pretraining_runs import to_flags
-
     prepare_data = load_example("prepare_data")
     for name in ("train", "validation"):
         flags = {"source": f"{corpus / name}.jsonl", "tokenizer": corpus / "tokenizer", "output_dir": corpus / name}
         prepare_data.main(to_flags(flags | {"documents_per_shard": 100}))
     return corpus
-
-
-@pytest.fixture
-def flags(prepared, tmp_path):
-    """The command line of a pretraining run in tmp_path / "run", with changes."""
-    from tests.helpers.pretraining_runs import small_flags
-
-    def build(output_dir=tmp_path / "run", **changes) -> list[str]:
-        return small_flags(prepared, output_dir, **changes)
-
-    return build

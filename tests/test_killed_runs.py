@@ -12,7 +12,8 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.fingerprints import file_checksum
 from tests.helpers import embedding_runs, glue_runs, task_runs
-from tests.helpers.pretraining_runs import small_flags, start, to_flags
+from tests.helpers.examples import to_flags
+from tests.helpers.pretraining_runs import small_flags, start
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.word_tokenizer import word_tokenizer
 
@@ -48,7 +49,7 @@ def material(corpus, tmp_path_factory) -> Path:
 def flags_of(corpus: Path, material: Path) -> dict[str, list[str]]:
     """The flags of each script, without `--output_dir`."""
     encoder, helper, text = material / "encoder", material / "helper", corpus / "train.jsonl"
-    prepare = {"source": text, "tokenizer": corpus / "tokenizer", "documents_per_shard": 40, "workers": 2}
+    prepare = {"source": text, "tokenizer": corpus / "tokenizer", "documents_per_shard": 40}
     corpora = {"source": text, "rows_per_part": 16}
     changes = {"max_steps": 24, "save_steps": 4, "logging_steps": 5, "dataloader_num_workers": 1}
     pairs = {"model": encoder, "datasets": material / "datasets.yaml", "save_steps": 3, "eval_strategy": "no"}

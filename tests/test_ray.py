@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.examples import load_example
-from tests.helpers.pretraining_runs import start, to_flags
+from tests.helpers.examples import load_example, to_flags
+from tests.helpers.pretraining_runs import start
 from tests.helpers.search_encoder import save_search_encoder
 
 

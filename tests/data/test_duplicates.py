@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neobert_hf.data.shards import read_manifest
-from tests.helpers.examples import load_example
-from tests.helpers.pretraining_runs import to_flags
+from tests.helpers.examples import load_example, to_flags
 
 
 pytest.importorskip("rensa", reason="pip install 'neobert_hf[scale]'")

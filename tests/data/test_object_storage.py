@@ -8,8 +8,8 @@ import pytest
 
 from neobert_hf.data.parts import Part, do_parts, join
 from neobert_hf.data.shards import read_manifest
-from tests.helpers.examples import load_example
-from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags, to_flags
+from tests.helpers.examples import load_example, to_flags
+from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags
 
 
 pytest.importorskip("s3fs", reason="pip install 's3fs' 'moto[s3]' flask flask-cors")

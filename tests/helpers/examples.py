@@ -1,4 +1,4 @@
-"""The recipes in examples/ as modules, so that a test can call their `main` in its own process."""
+"""The recipes in examples/ as modules, so that a test can call their `main` in its own process, and their flags."""
 
 import importlib.util
 from functools import lru_cache
@@ -14,3 +14,9 @@ def load_example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def to_flags(settings: dict) -> list[str]:
+    """The command line of these settings, without those that are None."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    return [part for name, value in given.items() for part in (f"--{name}", *str(value).split())]

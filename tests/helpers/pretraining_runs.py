@@ -4,14 +4,14 @@ A process that imports torch and transformers takes 8 s of CPU, a small run 1 to
 a server that has imported everything once, with the environment that `accelerate launch` would give them.
 """
 
-import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 from neobert_hf.training import trainer as training
-from neobert_hf.training.run_checkpoints import COMPLETE
-from tests.helpers.examples import load_example
+from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints, step_of
+from tests.helpers.examples import load_example, to_flags
 from tests.helpers.models import ROOT
 
 
@@ -63,12 +63,6 @@ SMALL = {
 }
 
 
-def to_flags(settings: dict) -> list[str]:
-    return [
-        part for name, value in settings.items() if value is not None for part in (f"--{name}", *str(value).split())
-    ]
-
-
 def small_flags(prepared: Path, output_dir: Path, **changes) -> list[str]:
     """The command line of a small run on the folder of the fixture `prepared`."""
     return to_flags({"output_dir": output_dir, "train_data": prepared / "train"} | SMALL | changes)
@@ -92,26 +86,21 @@ def launched_environments(config: str, processes: int) -> list[dict[str, str]]:
 
 
 class ScriptProcesses:
-    """Processes of one script that work together; what they print goes to one file.
+    """Processes of one script that work together; what they print goes to one file, as long as this lives.
 
     Args:
         flags: of the script.
         environments: of each process.
-        script: in examples/, or `fsdp2_on_cpu`, see there.
+        script: the name of one in examples/, or a function with its flags as argument.
     """
 
-    def __init__(
-        self,
-        flags: list[str],
-        environments: list[dict[str, str]],
-        script: str = "pretrain",
-    ):
-        self.log = Path(tempfile.mkstemp(suffix=".log")[1])
+    def __init__(self, flags: list[str], environments: list[dict[str, str]], script: str | Callable = "pretrain"):
+        self.log = tempfile.NamedTemporaryFile(suffix=".log")
         context = multiprocessing.get_context("forkserver")
-        # No test may start another server before: see the fixture `prepared`.
+        # No test may start another server before.
         context.set_forkserver_preload([__name__])
         self.processes = [
-            context.Process(target=_run_script, args=(flags, environment, self.log, script))
+            context.Process(target=_run_script, args=(flags, environment, self.log.name, script))
             for environment in environments
         ]
         for process in self.processes:
@@ -119,7 +108,7 @@ class ScriptProcesses:
 
     @property
     def output(self) -> str:
-        return self.log.read_text()
+        return Path(self.log.name).read_text()
 
     def check_running(self) -> None:
         """Wait a moment, in a loop that waits for something that a running process does."""
@@ -131,10 +120,10 @@ class ScriptProcesses:
         for process in self.processes:
             os.killpg(process.pid, number)
 
-    def end(self, timeout: float = 1500) -> list[int]:
+    def end(self) -> list[int]:
         """Wait for the end and return the exit codes."""
         for process in self.processes:
-            process.join(timeout)
+            process.join(timeout=1500)
             assert process.exitcode is not None, self.output[-4000:]
         return [process.exitcode for process in self.processes]
 
@@ -148,7 +137,7 @@ class ScriptProcesses:
         return self.output
 
 
-def _run_script(flags: list[str], environment: dict[str, str], log: Path, script: str) -> None:
+def _run_script(flags: list[str], environment: dict[str, str], log: str, script: str | Callable) -> None:
     os.setsid()
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -157,10 +146,7 @@ def _run_script(flags: list[str], environment: dict[str, str], log: Path, script
     # As in a script of one's own: this process has taken over the server's method, with which every loader worker would
     # import everything anew (8 s of CPU) and come from another server, which a signal to the group ends.
     multiprocessing.set_start_method("fork", force=True)
-    if script == "fsdp2_on_cpu":
-        main = importlib.import_module(f"tests.helpers.{script}").main
-    else:
-        main = load_example(script).main
+    main = load_example(script).main if isinstance(script, str) else script
     main(flags)
 
 
@@ -169,14 +155,13 @@ def start(flags: list[str], **options) -> ScriptProcesses:
     return ScriptProcesses(flags, [{}], **options)
 
 
-def start_together(flags: list[str], processes: int = 2) -> ScriptProcesses:
-    """Train in several processes with DDP."""
-    return ScriptProcesses(flags, launched_environments("cpu_ddp.yaml", processes))
-
-
-def start_sharded(flags: list[str]) -> ScriptProcesses:
-    """Train in two processes with FSDP2."""
-    return ScriptProcesses(flags, launched_environments("fsdp2.yaml", 2), script="fsdp2_on_cpu")
+def interrupted_copy(whole: Path, folder: Path, after: int) -> None:
+    """A copy of a run as if it had been interrupted at this step."""
+    shutil.copytree(whole, folder)
+    for checkpoint in complete_checkpoints(folder):
+        if step_of(checkpoint) > after:
+            shutil.rmtree(checkpoint)
+    shutil.rmtree(folder / "model")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from neobert_hf.data.tables import Row
-from tests.helpers.pretraining_runs import to_flags
+from tests.helpers.examples import to_flags
 
 
 # Of every word the tag follows from its first letter.

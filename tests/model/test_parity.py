@@ -1,6 +1,7 @@
 """Promises 2 and 3: every backend x layout x dtype gives the plain implementation's and the original code's numbers.
 
-On a CPU, and with `pytest -m gpu` on a GPU; expected are always the numbers on the CPU, in float32.
+On a CPU, and with `pytest tests/model/test_parity.py -m gpu` on a GPU, which needs no other packages than the model.
+Expected are always the numbers on the CPU, in float32.
 """
 
 from functools import cache
@@ -35,8 +36,9 @@ FLASH = [f"flash_attention_{version}" for version in (3, 4, 2)]
 ON_A_GPU = ["sdpa", *FLASH, *(FLASH_ATTN_KERNEL_FALLBACK[name] for name in FLASH), "eager", "flex_attention"]
 BACKENDS = [("cpu", "sdpa"), ("cpu", "eager")]
 BACKENDS += [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ON_A_GPU]
-EVERY_BACKEND = pytest.mark.parametrize("device, backend", [*BACKENDS, ("cpu", "flex_attention")])
 # On a CPU, flex_attention has no gradients, and is compiled with g++ for every layout.
+CPU_FLEX = pytest.param("cpu", "flex_attention", marks=pytest.mark.slow)
+EVERY_BACKEND = pytest.mark.parametrize("device, backend", [*BACKENDS, CPU_FLEX])
 BUT_FLEX = pytest.mark.parametrize("device, backend", BACKENDS)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 # Heads of 64 on a GPU, as published; its kernels differ by that.
@@ -45,6 +47,8 @@ SIZES_ON_A_GPU = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_si
 
 def model_on(device: str, backend: str, dtype: torch.dtype = torch.float32, **changes):
     """A small model; the test is skipped where there is no such backend."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
     if is_flash_attention_requested(requested_attention_implementation=backend):
         if dtype == torch.float32 or not is_there(backend):
             pytest.skip(f"{backend} takes 16 bits, and it must be installed, or come from the Hub")

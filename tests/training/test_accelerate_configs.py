@@ -12,9 +12,9 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
 from tests.helpers.models import ROOT
+from tests.helpers.pretraining_runs import CONFIGS
 
 
-CONFIGS = ROOT / "configs" / "accelerate"
 # File: engine, processes and machines.
 EXPECTED = {
     "cpu.yaml": ("simple", 1, 1),

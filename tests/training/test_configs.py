@@ -11,8 +11,9 @@ from neobert_hf import NeoBERTConfig
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments
+from tests.helpers.examples import to_flags
 from tests.helpers.models import ROOT
-from tests.helpers.pretraining_runs import SMALL, pretrain, to_flags
+from tests.helpers.pretraining_runs import SMALL, pretrain
 
 
 CONFIGS = sorted((ROOT / "configs" / "pretrain").rglob("*.yaml"))
@@ -23,7 +24,7 @@ CONFIGS = sorted((ROOT / "configs" / "pretrain").rglob("*.yaml"))
     [config if "neobert" in config.stem else pytest.param(config, marks=pytest.mark.slow) for config in CONFIGS],
     ids=lambda path: path.stem,
 )
-def test_every_configuration_runs_two_steps_at_reduced_size(config, flags, prepared, tmp_path):
+def test_every_configuration_runs_two_steps_at_reduced_size(config, prepared, tmp_path):
     """Sizes, data and steps are cut; optimizer, schedule, masks, mixture and layout are the file's."""
     stored = settings_of(config)
     reduced = {name: SMALL[name] for name in ("use_cpu", "bf16", "report_to", "max_length")}

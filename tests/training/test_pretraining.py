@@ -1,7 +1,10 @@
-"""examples/pretrain.py: what each promise of the recipe is worth, on the real script and a small corpus."""
+"""Promises 8, 9 and 12: what examples/pretrain.py leaves, and that it goes on, from a checkpoint or a first stage."""
 
 import json
 import math
+import re
+import shutil
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,20 +15,40 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.data.documents import Documents
 from neobert_hf.data.tokenizer import train_bpe
-from neobert_hf.training.flops import training_flops
 from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, read_data
-from neobert_hf.training.run_checkpoints import complete_checkpoints
+from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
-from tests.helpers.models import small_model
-from tests.helpers.pretraining_runs import pretrain, run
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy, pretrain, run, small_flags, start
 
 
-def parse(flags: list[str]) -> tuple[ModelArguments, DataArguments, PretrainingArguments]:
-    return parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
+@pytest.fixture
+def flags(prepared, tmp_path):
+    """The command line of a run in tmp_path / "run", with changes."""
+
+    def build(output_dir=tmp_path / "run", **changes) -> list[str]:
+        return small_flags(prepared, output_dir, **changes)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def held_out(prepared, tmp_path_factory) -> dict:
+    """Two folders of held-out text, the second a copy of the first, read after steps 6 and 12."""
+    second = shutil.copytree(prepared / "validation", tmp_path_factory.mktemp("held_out") / "second")
+    return {"validation_data": f"{prepared / 'validation'} {second}", "eval_strategy": "steps", "eval_steps": 6}
+
+
+@pytest.fixture(scope="module")
+def finished(prepared, held_out, tmp_path_factory) -> Path:
+    """The folder of a run to the end, for all tests: to be copied and compared with, never changed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(small_flags(prepared, folder, **held_out))
+    return folder
 
 
 def test_a_run_leaves_a_model_curves_and_numbers(finished):
@@ -53,7 +76,7 @@ def test_a_run_leaves_a_model_curves_and_numbers(finished):
 
 def test_held_out_loss_is_the_mean_over_labels(flags, finished, held_out):
     model = AutoModelForMaskedLM.from_pretrained(finished / "model")
-    _, settings, arguments = parse(flags(**held_out))
+    _, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags(**held_out))
     rows, losses = read_data(settings, arguments).held_out[0], []
     with torch.no_grad():
         for keys in rows.sampler:
@@ -65,19 +88,6 @@ def test_held_out_loss_is_the_mean_over_labels(flags, finished, held_out):
     evaluation = [entry for entry in json.loads((finished / "log.json").read_text()) if "eval_loss" in entry][-1]
     assert evaluation["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
     assert evaluation["eval_perplexity"] == pytest.approx(math.exp(evaluation["eval_loss"]))
-
-
-def test_flops_against_the_profiler():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model = small_model(NeoBERTForMaskedLM, sparse_prediction=True)
-    ids = torch.randint(5, model.config.vocab_size, (3, 40))
-    labels = torch.where(torch.rand(3, 40) < 0.2, ids, -100)
-    model.set_attn_implementation("eager")
-    with FlopCounterMode(display=False) as counter:
-        model(ids, labels=labels).loss.backward()
-    expected = training_flops(model.config, 120, 3 * 40**2, int((labels != -100).sum()))
-    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("changes", [{"logging_steps": 1, "save_steps": 100}, {"logging_steps": 100, "save_steps": 1}])
@@ -144,3 +154,133 @@ def test_corpora_of_two_tokenizers_do_not_mix(flags, prepared, tmp_path):
     other = prepare(prepared, tmp_path / "data", f"--tokenizer {tmp_path}/bpe")
     with pytest.raises(ValueError, match="another tokenizer"):
         pretrain.main(flags(train_data=other, validation_data=prepared / "validation"))
+
+
+def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags, finished, tmp_path, monkeypatch):
+    interrupted_copy(finished, tmp_path / "run", after=6)
+    may_change = {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
+    with pytest.raises(SettingsMismatch) as error:
+        pretrain.main(flags(learning_rate=1e-3, hidden_size=64, **may_change))
+    found = re.findall(r"^  (\S+): (.*) there, (.*) now$", str(error.value), re.MULTILINE)
+    assert found == [("hidden_size", "32", "64"), ("learning_rate", "0.005", "0.001")]
+    read, original = [], Documents.__getitems__
+    monkeypatch.setattr(Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
+    for steps in (12 - 6, 0):
+        # Once it is finished, nothing is trained again, also if the model is gone.
+        shutil.rmtree(tmp_path / "run" / "model", ignore_errors=True)
+        read.clear()
+        pretrain.main(flags())
+        assert len(read) == steps * 4
+        assert_same_weights(tmp_path / "run", finished)
+
+
+def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
+    """A terminal signals the whole process group: loader workers must survive it."""
+    changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}
+    run(flags(**changes, output_dir=tmp_path / "whole"))
+    training = start(flags(**changes))
+    while not re.search(r"step 1 of|'loss'", training.output):
+        training.check_running()
+    training.signal(signal.SIGINT)
+    assert training.end() == [128 + signal.SIGINT], training.output[-3000:]
+    step = int(re.search("Stopped by SIGINT after step (\\d+)", training.output)[1])
+    assert f"checkpoint-{step} is complete: the same command goes on from there." in training.output
+    assert 0 < step < 30 and not (tmp_path / "run" / "model").exists()
+    run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    # The tokenizer is the same to the byte, however the run went.
+    for file in (tmp_path / "whole" / "model").glob("*.json"):
+        assert file.read_bytes() == (tmp_path / "run" / "model" / file.name).read_bytes(), file
+
+
+def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "first")
+    stage = {
+        "init_from": tmp_path / "first",
+        "continue_optimizer": True,
+        "max_length": 128,
+        "schedule": "constant",
+        "learning_rate": 5e-4,
+        "weight_decay": 0.05,
+        "warmup_steps": 0,
+        "max_steps": 4,
+        "save_steps": 1,
+        "save_total_limit": 10,
+    }
+    log = run(flags(**stage))
+    first = torch.load(tmp_path / "first" / "checkpoint-12" / "optimizer.pt")
+    second = torch.load(tmp_path / "run" / "checkpoint-1" / "optimizer.pt")
+    # Adam's own count of its steps goes on, the settings are this stage's.
+    assert {int(state["step"]) for state in first["state"].values()} == {12}
+    assert {int(state["step"]) for state in second["state"].values()} == {13}
+    assert [group["weight_decay"] for group in second["param_groups"]] == [0.05] * len(first["param_groups"])
+    assert [entry["learning_rate"] for entry in log if "loss" in entry] == [5e-4] * 4
+    assert log[0]["loss"] < json.loads((tmp_path / "first" / "log.json").read_text())[0]["loss"] - 0.3
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config.max_length == 128
+    # Interrupted, it resumes its own optimizer and not the first stage's again; a checkpoint can be named, too.
+    interrupted_copy(tmp_path / "run", tmp_path / "again", after=2)
+    stage["init_from"] = tmp_path / "first" / "checkpoint-12"
+    run(flags(**stage, output_dir=tmp_path / "again"))
+    assert_same_weights(tmp_path / "run", tmp_path / "again")
+
+
+@pytest.mark.parametrize("rope", [None, {"rope_type": "yarn", "factor": 2.0}], ids=["as it was", "new"])
+def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_path, rope):
+    """Architecture, rotary positions and rows of the vocabulary."""
+    model = AutoModelForMaskedLM.from_pretrained(finished / "model")
+    rows = model.config.vocab_size + 8
+    model.resize_token_embeddings(rows)
+    if rope is None:
+        model.config.rope_parameters |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    shutil.copytree(finished / "model", tmp_path / "first" / "model")
+    model.save_pretrained(tmp_path / "first" / "model")
+    stage = {"init_from": tmp_path / "first", "max_length": 128, "max_steps": 2}
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "dropout")
+    stage |= dict.fromkeys((*names, "decoder_init_range", "embedding_init_range"))
+    run([*flags(**stage), *(["--rope_parameters", json.dumps(rope)] if rope else [])])
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").config
+    assert all(getattr(config, name) == getattr(model.config, name) for name in names)
+    assert config.vocab_size == rows and config.max_length == 128
+    # As in configs/adapt/length.yaml: the model remembers the length that it was trained with before.
+    expected = rope | {"original_max_position_embeddings": 64} if rope else model.config.rope_parameters
+    assert expected.items() <= config.rope_parameters.items()
+    with pytest.raises(SettingsMismatch, match="rope_parameters"):
+        pretrain.main([*flags(**stage), "--rope_parameters", '{"rope_type": "yarn", "factor": 3.0}'])
+
+
+def test_several_folders_resume_with_the_same_bits(flags, prepared, tmp_path):
+    """With other shares, or the folders in another order, it is another run."""
+    domain, general = tmp_path / "domain", prepared / "train"
+    shutil.copytree(prepared / "validation", domain)
+    changes = {"max_steps": 12, "min_lengths": 0, "probabilities": 1, "train_data": f"{domain}:1 {general}:0.5"}
+    run(flags(**changes, output_dir=tmp_path / "whole"))
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
+    run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    for other, name in ((f"{domain} {general}", "shares"), (f"{general}:1 {domain}:0.5", "corpus")):
+        with pytest.raises(SettingsMismatch, match=f"{name}: "):
+            pretrain.main(flags(**changes | {"train_data": other}))
+
+
+def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
+    first = shutil.copytree(finished, tmp_path / "first")
+    for changes, error, message in (
+        ({"init_from": first, "hidden_size": 64}, ValueError, "`hidden_size` is 64"),
+        ({"init_from": first / "model", "continue_optimizer": True}, CheckpointError, "not a complete checkpoint"),
+        ({"continue_optimizer": True}, ValueError, "needs `init_from`"),
+        ({"init_from": first, "continue_optimizer": True, "optimizer": "muon"}, ValueError, "`optimizer`"),
+        ({"init_from": tmp_path / "nowhere"}, FileNotFoundError, "`init_from` is .*nowhere"),
+    ):
+        with pytest.raises(error, match=message):
+            pretrain.main(flags(**changes, output_dir=tmp_path / "second"))
+    # As if it had been interrupted.
+    shutil.rmtree(first / "checkpoint-12")
+    with pytest.raises(ValueError, match="has reached only step 9 of 12"):
+        pretrain.main(flags(init_from=first, continue_optimizer=True))
+    file = first / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["the"], vocabulary["is"] = vocabulary["is"], vocabulary["the"]
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match="first/model has another tokenizer"):
+        pretrain.main(flags(init_from=first))

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.examples import load_example
+from tests.helpers.examples import load_example, to_flags
 from tests.helpers.glue_runs import SMALL, make_rows, save_encoder, write_rows
-from tests.helpers.pretraining_runs import to_flags
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
