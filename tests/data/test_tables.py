@@ -19,6 +19,7 @@ def cells(source, *arguments, **options) -> list[dict]:
 
 SOUND = {
     "a csv": ("a.csv", "text,id\nNA,007\n,1.50\n", [{"text": "NA", "id": "007"}, {"text": "", "id": "1.50"}]),
+    "Excel's semicolons": ("a.csv", '\ufefftext;n\n"a; b, c";1,5\n', [{"text": "a; b, c", "n": "1,5"}]),
     "a byte order mark": ("a.csv", "\ufefftext\nx\n", [{"text": "x"}]),
     "quotes": ("a.csv", 'text,n\n"a, ""b""\nc",1\r\n', [{"text": 'a, "b"\nc', "n": "1"}]),
     "quotes in a tsv": ("a.tsv", 'text\tn\n"x\t5\n', [{"text": '"x', "n": "5"}]),
@@ -41,7 +42,7 @@ def test_what_is_sound_is_read_as_it_is_written(tmp_path, case):
 
 
 FAULTS = {
-    "semicolons": ("a.csv", "text;label\na;b\n", "row 0: the first line, 'text;label', has no comma"),
+    "tabs in a csv": ("a.csv", "text\tlabel\na\tb\n", "row 0: the first line, .* has tabs"),
     "a short row": ("a.csv", "text,label\na,b\nc\n", "row 1: it has 1 fields, .* names 2: text, label"),
     "one name twice": ("a.csv", "text,text\na,b\n", "row 0: the first line must name the columns, each once"),
     "an open quote": ("a.csv", 'text,label\na,b\n"a,b\n', "row 1: "),

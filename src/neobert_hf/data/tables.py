@@ -188,13 +188,17 @@ def read_csv(file: str | Path, columns: Sequence[str] | None) -> Iterator[dict[s
     """The first line names the columns. In `.tsv` files tabs separate cells, and quotes are ordinary text."""
     tabs = _suffix(file) == ".tsv"
     csv.field_size_limit(2**31 - 1)
-    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
-    rows = csv.reader(read_lines(file), **options)
+    lines = read_lines(file)
+    first = next(lines, "")
+    # Where numbers have a decimal comma, Excel separates the cells of a .csv file by semicolons.
+    separator = ";" if ";" in first and "," not in first else ","
+    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": separator, "strict": True}
+    rows = csv.reader(chain([first], lines), **options)
     names = next(rows, [])
     if len(set(names)) < len(names):
         raise ValueError(f"the first line must name the columns, each once; it is {names}")
-    if len(names) == 1 and not tabs and re.search("[;\t]", names[0]):
-        raise ValueError(f"the first line, {names[0]!r:.60}, has no comma: save it with commas, or with tabs as .tsv")
+    if len(names) == 1 and not tabs and "\t" in names[0]:
+        raise ValueError(f"the first line, {names[0]!r:.60}, has tabs: name the file .tsv, or save it with commas")
     for row in rows:
         if row and len(row) != len(names):
             raise ValueError(f"it has {len(row)} fields, but the first line names {len(names)}: {', '.join(names)}")
