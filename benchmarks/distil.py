@@ -3,30 +3,35 @@
     python benchmarks/data.py --output_dir data/benchmark
     python benchmarks/distil.py --speed models/distilled
 
+Models search two dictionaries. FOLDOC explains computing terms: a query is a term, and its answer is the term's entry,
+which often contains the term. WordNet explains words: a query is a sentence that uses a word, and its answer is the
+definition of the word, which seldom shares a word with the sentence. In the column `teacher's index`, the model embeds
+the queries of FOLDOC and the teacher the entries.
+
 Beside the models stand the teacher, BM25, and static vectors: the teacher's state of each token alone, averaged over a
-text with weights, as in model2vec. Models are scored on what embedding_scores.py describes, and by a logistic
-regression on the vectors of descriptions of Debian packages, which tells their section. In the column `teacher's
-index`, the model embeds the queries of FOLDOC and the teacher the entries. A model that was scored already is not
-scored again. The models that `--speed` names and the teacher are also timed, in turns, which needs an idle machine.
+text with weights, as in model2vec. A model that was scored already is not scored again. The models that `--speed` names
+and the teacher are also timed, in turns, which needs an idle machine.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 
+import lancedb
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
-from embedding_scores import KEYWORD_WEIGHT, Retrieval, hybrid, ndcg_at_10, read_retrievals
+from lancedb.index import FTS
+from lancedb.query import MatchQuery
 from runner import Settings, StoredRuns, medians, run_benchmark, table
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from neobert_hf.common.fingerprints import model_fingerprint
@@ -37,11 +42,14 @@ from neobert_hf.modeling_neobert import NeoBERTModel
 
 
 TEACHER, STATIC, BM25 = "teacher", "static vectors", "BM25"
-FAR, INDEX, NEWS, SECTIONS = "far sentences", "teacher's index", "similarity of news", "sections"
-COLUMNS = ("FOLDOC", "FOLDOC, with BM25", INDEX, "WordNet", "WordNet, with BM25", FAR, NEWS, SECTIONS)
+INDEX, FAR, NEWS = "teacher's index", "far sentences", "similarity of news"
+COLUMNS = ("FOLDOC", "FOLDOC, with BM25", INDEX, "WordNet", "WordNet, with BM25", FAR, NEWS)
+# Definitions of WordNet that are searched, and those before them, which earlier experiments chose learning rates on.
+TEST, DEVELOPMENT = 1000, 500
+# Weight of BM25 in a search by vectors and words. Chosen on the development pairs, with one fine-tuned NeoBERT.
+KEYWORD_WEIGHT = 0.5
 # Tokens of a document, and after how many of them the sentence comes that is to find it.
 FAR_LENGTH, FAR_START = 1020, 400
-PROBE_ROWS = 10_000
 # How many texts of this many tokens are embedded at a time, and how often each model is timed.
 SPEED = {12: 64, 256: 16}
 ROUNDS = 7
@@ -62,20 +70,66 @@ class DistilSettings(Settings):
     )
 
 
-def static_model(teacher: SentenceTransformer) -> SentenceTransformer:
-    """Token vectors as model2vec makes them (https://github.com/MinishLab/model2vec): 256 principal components of what
-    the teacher says of single tokens, of which frequent ones, by Zipf's law the first of the vocabulary, weigh less."""
-    size = 1 + max(teacher.tokenizer.get_vocab().values())
-    states = states_alone(teacher, range(size)).numpy()
-    vectors = PCA(min(256, *states.shape)).fit_transform(states)
-    shares = 1 / np.arange(1, size + 1)
-    weights = 1e-4 / (1e-4 + shares / shares.sum())
-    module = StaticEmbedding(teacher.tokenizer.backend_tokenizer, (vectors * weights[:, None]).astype(np.float32))
-    return SentenceTransformer(modules=[module], prompts=teacher.prompts, device="cpu")
+@dataclass
+class Retrieval:
+    """Queries, and as many documents or more. The right document of a query is the one with the same number."""
+
+    queries: list[str]
+    documents: list[str]
+
+    @cached_property
+    def bm25_scores(self) -> np.ndarray:
+        """BM25, (queries, documents); 0 where they share no word."""
+        rows = pa.table({"number": range(len(self.documents)), "text": self.documents})
+        table = lancedb.connect("memory://").create_table("documents", rows)
+        # English stems, without stop words.
+        table.create_index("text", config=FTS())
+        scores = np.zeros((len(self.queries), len(self.documents)))
+        for query, row in zip(self.queries, scores):
+            found = table.search(MatchQuery(query, "text"), query_type="fts").select(["number", "_score"])
+            for hit in found.limit(len(self.documents)).to_list():
+                row[hit["number"]] = hit["_score"]
+        return scores
 
 
-def embed(model: SentenceTransformer, kind: str, texts: list[str]) -> np.ndarray:
-    return model.encode(texts, prompt=prompt_of(model, kind), normalize_embeddings=True)
+def read_retrievals(data: Path) -> dict[str, Retrieval]:
+    """The two dictionaries.
+
+    The text in `data`, which models are trained on, holds nearly all of WordNet's definitions. So only those that it
+    does not hold are answers to queries. The others are only searched, as wrong documents.
+    """
+    foldoc = Dataset.from_parquet(str(data / "retrieval_foldoc_test.parquet"))
+    usage = Dataset.from_parquet(str(data / "pairs/wordnet_usage.parquet")).shuffle(seed=0)
+    first_rows = {definition: row for row, definition in reversed(list(enumerate(usage["positive"])))}
+    places = Dataset.from_parquet(str(data / "text/train.parquet"))["text"]
+    asked = sorted(first_rows[definition] for definition in unread_texts(sorted(first_rows), places))
+    asked = asked[: DEVELOPMENT + TEST]
+    others = sorted(set(first_rows.values()) - set(asked))[: DEVELOPMENT + TEST - len(asked)]
+    to_develop = len(asked) // 3
+    rows = usage.select([*asked[to_develop:], *others[max(0, DEVELOPMENT - to_develop) :]])
+    return {
+        "FOLDOC": Retrieval(foldoc["query"][:], foldoc["document"][:]),
+        "WordNet": Retrieval(rows["query"][: len(asked) - to_develop], rows["positive"][:]),
+    }
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text.lower()))
+
+
+def unread_texts(texts: list[str], places: Iterable[str]) -> list[str]:
+    """The texts whose words do not occur in sequence in any of the `places`, ignoring case and punctuation."""
+    texts_by_start: dict[tuple[str, ...], list[str]] = {}
+    for text in texts:
+        texts_by_start.setdefault(words_of(text)[:3], []).append(text)
+    read = set()
+    for words in map(words_of, places):
+        for start, size in product(range(len(words)), (1, 2, 3)):
+            for text in texts_by_start.get(words[start : start + size], ()):
+                found = words_of(text)
+                if words[start : start + len(found)] == found:
+                    read.add(text)
+    return [text for text in texts if text not in read]
 
 
 def far_sentences(teacher: SentenceTransformer, texts: list[str]) -> Retrieval:
@@ -93,6 +147,31 @@ def far_sentences(teacher: SentenceTransformer, texts: list[str]) -> Retrieval:
     return Retrieval(queries, documents)
 
 
+def ndcg_at_10(scores: np.ndarray) -> float:
+    """nDCG@10 of (queries, documents), where the document with the query's number is the right one.
+
+    If other documents have the same score, the right one counts as last: embeddings that are all alike find nothing.
+    """
+    ranks = (scores >= scores.diagonal()[:, None]).sum(1) - 1
+    return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
+
+
+def static_model(teacher: SentenceTransformer) -> SentenceTransformer:
+    """Token vectors as model2vec makes them (https://github.com/MinishLab/model2vec): 256 principal components of what
+    the teacher says of single tokens, of which frequent ones, by Zipf's law the first of the vocabulary, weigh less."""
+    size = 1 + max(teacher.tokenizer.get_vocab().values())
+    states = states_alone(teacher, range(size)).numpy()
+    vectors = PCA(min(256, *states.shape)).fit_transform(states)
+    shares = 1 / np.arange(1, size + 1)
+    weights = 1e-4 / (1e-4 + shares / shares.sum())
+    module = StaticEmbedding(teacher.tokenizer.backend_tokenizer, (vectors * weights[:, None]).astype(np.float32))
+    return SentenceTransformer(modules=[module], prompts=teacher.prompts, device="cpu")
+
+
+def embed(model: SentenceTransformer, kind: str, texts: list[str]) -> np.ndarray:
+    return model.encode(texts, prompt=prompt_of(model, kind), normalize_embeddings=True)
+
+
 def similarity(model: SentenceTransformer, pairs: Dataset) -> float:
     """Spearman's correlation of the cosines with people's judgements. Each of the 50 texts is read once."""
     texts = list(dict.fromkeys(pairs["sentence1"][:] + pairs["sentence2"][:]))
@@ -102,7 +181,7 @@ def similarity(model: SentenceTransformer, pairs: Dataset) -> float:
 
 
 def score(
-    model: SentenceTransformer, index: np.ndarray, retrievals: dict[str, Retrieval], data: Path
+    model: SentenceTransformer, index: np.ndarray, retrievals: dict[str, Retrieval], news: Dataset
 ) -> dict[str, float]:
     """All quality columns of a model.
 
@@ -113,19 +192,12 @@ def score(
     for name, retrieval in retrievals.items():
         queries, documents = embed(model, "query", retrieval.queries), embed(model, "document", retrieval.documents)
         found[name] = ndcg_at_10(queries @ documents.T)
-        found[f"{name}, with BM25"] = ndcg_at_10(hybrid(queries @ documents.T, retrieval.bm25_scores))
+        # As `VectorIndex.search_hybrid`, but over all documents.
+        keywords = retrieval.bm25_scores / np.maximum(retrieval.bm25_scores.max(1, keepdims=True), 1e-9)
+        found[f"{name}, with BM25"] = ndcg_at_10(queries @ documents.T + KEYWORD_WEIGHT * keywords)
         if name == "FOLDOC" and queries.shape[1] == index.shape[1]:
             found[INDEX] = ndcg_at_10(queries @ index.T)
-    found[NEWS] = similarity(model, Dataset.from_parquet(str(data / "sts_lee.parquet")))
-    train, test = (
-        Dataset.from_parquet(str(data / "classification_debian_sections" / f"{part}.parquet"))
-        for part in ("train", "validation")
-    )
-    train = train.shuffle(seed=0).select(range(min(PROBE_ROWS, len(train))))
-    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
-    probe.fit(embed(model, "document", train["sentence"][:]), train["label"][:])
-    found[SECTIONS] = float(probe.score(embed(model, "document", test["sentence"][:]), test["label"][:]))
-    return found
+    return found | {NEWS: similarity(model, news)}
 
 
 def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, count: int) -> list[str]:
@@ -136,34 +208,31 @@ def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, 
     return [tokenizer.decode(ids[start * size : (start + 1) * size]) for start in range(count)]
 
 
-def prepared(folder: str, int8: bool) -> SentenceTransformer:
-    """A model prepared for a CPU as well as PyTorch can: packed weights in float32, or products in int8."""
+def prepared(folder: str) -> SentenceTransformer:
+    """A model with packed weights, the teacher's, too."""
     model = SentenceTransformer(folder, device="cpu").float().eval().requires_grad_(False)
     encoder = model[0].model
     if isinstance(encoder, NeoBERTModel):
-        encoder.prepare_for_inference(int8=int8)
-    elif int8:
-        model[0].model = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear})
-    else:
-        for layer in encoder.modules():
-            if type(layer) is nn.Linear:
-                layer.__class__ = PackedLinear
-                layer.pack()
+        encoder.prepare_for_inference()
+        return model
+    for layer in encoder.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = PackedLinear
+            layer.pack()
     return model
 
 
 def measure_speed(
     models: dict[str, SentenceTransformer], teacher: SentenceTransformer, data: Retrieval
 ) -> dict[str, dict[str, float]]:
-    """Texts a second by model and column. All models take turns."""
+    """Texts a second on one thread, by model and column. All models take turns."""
     found, threads = {name: {} for name in models}, torch.get_num_threads()
+    torch.set_num_threads(1)
     for tokens, count in SPEED.items():
         texts = texts_of_length(teacher, data, tokens, count)
         turns = {name: partial(model.encode, texts, batch_size=count) for name, model in models.items()}
-        for number, words in ((1, "one thread"), (2, "two threads")):
-            torch.set_num_threads(number)
-            for name, seconds in medians(turns, ROUNDS).items():
-                found[name][f"{tokens} tokens, {words}"] = count / seconds
+        for name, seconds in medians(turns, ROUNDS).items():
+            found[name][f"{tokens} tokens"] = count / seconds
     torch.set_num_threads(threads)
     return found
 
@@ -176,19 +245,18 @@ def measure(settings: DistilSettings) -> dict:
     folders |= {TEACHER: settings.teacher, STATIC: settings.teacher}
     texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
     retrievals = read_retrievals(data) | {FAR: far_sentences(teacher, texts)}
+    news = Dataset.from_parquet(str(data / "sts_lee.parquet"))
     scores = {BM25: {name: ndcg_at_10(retrieval.bm25_scores) for name, retrieval in retrievals.items()}}
     index = embed(teacher, "document", retrievals["FOLDOC"].documents)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
     for name, model in models.items():
         kind = STATIC if name == STATIC else "model"
         key = f"{kind} of {model_fingerprint(folders[name])[:8]}; teacher {model_fingerprint(settings.teacher)[:8]}"
-        scores[name] = runs.result(key, partial(score, model, index, retrievals, data))
+        scores[name] = runs.result(key, partial(score, model, index, retrievals, news))
         print(name, {column: round(value, 3) for column, value in scores[name].items()}, flush=True)
     speeds = {}
     if settings.speed:
-        timed = {STATIC: models[STATIC]}
-        for name in (TEACHER, *settings.speed):
-            timed |= {name: prepared(folders[name], int8=False), f"{name}, int8": prepared(folders[name], int8=True)}
+        timed = {STATIC: models[STATIC]} | {name: prepared(folders[name]) for name in (TEACHER, *settings.speed)}
         speeds = measure_speed(timed, teacher, retrievals["FOLDOC"])
     return {"scores": scores, "speeds": speeds}
 
@@ -199,8 +267,7 @@ def speed_table(speeds: dict[str, dict[str, float]]) -> list[str]:
     columns = list(next(iter(speeds.values())))
     rows = [[name, *(f"{found[column]:,.0f}" for column in columns)] for name, found in speeds.items()]
     return [
-        "Texts a second, texts of one length in a batch, with their tokenization. Weights are packed; int8 is "
-        "`prepare_for_inference(int8=True)`, and dynamic quantization of PyTorch for the teacher.",
+        "Texts a second on one thread, with their tokenization; all of a batch have one length. Weights are packed.",
         table(["", *columns], rows),
     ]
 
@@ -217,9 +284,8 @@ def page(found: dict) -> list[str]:
         f"query. `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25. `teacher's index`: "
         f"FOLDOC, where the model embeds the queries and the teacher the entries. `{FAR}`: documents of "
         f"{FAR_LENGTH:,} tokens, each searched by a sentence that begins behind its {FAR_START}th. "
-        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy "
-        f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
-        "means of the teacher's states of single tokens, as in model2vec.",
+        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Static vectors: "
+        "weighted means of the teacher's states of single tokens, as in model2vec.",
         table(["", *COLUMNS], rows),
         *speed_table(found["speeds"]),
     ]

@@ -15,7 +15,7 @@ medians are compared, because machines are noisy.
 from collections.abc import Callable
 
 import torch
-from encoders import build_config, build_model, make_batch
+from encoders import build_model, make_batch
 from runner import Settings, medians, run_benchmark, table
 from torch import nn
 from torch.nn import functional as F
@@ -69,7 +69,7 @@ def bare_products(
 def measure_model(name: str, batch: int, length: int, training: bool) -> dict:
     """A row of the table."""
     layers = TRAINING_LAYERS if training else LAYERS
-    model = build_model(build_config(name, num_hidden_layers=layers)).train(training)
+    model = build_model(name, num_hidden_layers=layers).train(training)
     inputs, labels = make_batch(model.config, torch.full((batch,), length))
 
     def forward() -> None:

@@ -20,9 +20,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from encoders import build_config, build_model, forward_flops, make_batch, product_flops, ragged_lengths
+from encoders import build_model, make_batch, ragged_lengths
 from runner import Settings, run_benchmark, table
 from transformers.utils import is_flash_attn_2_available
+
+from neobert_hf.training.flops import training_flops
 
 
 CUDA = torch.cuda.is_available()
@@ -52,10 +54,17 @@ def time_steps(step: Callable[[], None]) -> float:
     return run(math.ceil(SECONDS / once)) if once < SECONDS else once
 
 
+def product_flops(dtype: torch.dtype) -> float:
+    """FLOP/s of a large square matrix product."""
+    size = 8192 if CUDA else 1024
+    factors = torch.randn(2, size, size, device=DEVICE, dtype=dtype)
+    return 2 * size**3 / time_steps(lambda: factors[0] @ factors[1])
+
+
 def measure_batch(training: bool, type_name: str, attention: str, length: int, layout: str) -> dict[str, float]:
     """Real tokens and operations per second of one batch, and GiB of the GPU's memory at the peak."""
     dtype = getattr(torch, type_name)
-    model = build_model(build_config("NeoBERT"), DEVICE, torch.float32 if training else dtype, attention)
+    model = build_model("NeoBERT", DEVICE, torch.float32 if training else dtype, attention)
     model.train(training)
     rows = max(1, TOKENS // length)
     lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
@@ -79,17 +88,18 @@ def measure_batch(training: bool, type_name: str, attention: str, length: int, l
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
     seconds = time_steps(train if training else forward)
-    predicted = int((labels != -100).sum()) if training else 0
-    flops = forward_flops(model, lengths, predicted) * (3 if training else 1)
+    tokens, pairs, predicted = int(lengths.sum()), int((lengths**2).sum()), int((labels != -100).sum())
+    # A forward pass of the encoder is a third of a training step that predicts nothing.
+    flops = training_flops(model.config, tokens, pairs, predicted if training else 0) / (1 if training else 3)
     memory = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
-    return {"tokens": int(lengths.sum()) / seconds, "flops": flops / seconds, "memory": memory}
+    return {"tokens": tokens / seconds, "flops": flops / seconds, "memory": memory}
 
 
 def measure(settings: Settings) -> list[list[str]]:
     """The rows of the table."""
     torch.manual_seed(0)
     attentions = ["sdpa", *(["flash_attention_2"] if CUDA and is_flash_attn_2_available() else [])]
-    bare = {name: product_flops(DEVICE, getattr(torch, name)) for name in TYPES}
+    bare = {name: product_flops(getattr(torch, name)) for name in TYPES}
     rows = [["bare product", name, *[""] * 5, f"{bare[name] / 1e12:.1f}", "1"] for name in TYPES]
     for way in itertools.product((False, True), TYPES, attentions, LENGTHS, LAYOUTS):
         training, name, attention, length, layout = way

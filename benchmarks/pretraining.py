@@ -147,7 +147,7 @@ def plot(found: dict) -> Figure:
         curve = found["stages"][0] if name == "NeoBERT" else found["others"][name]
         lines[name] = ([(entry["tokens"] / 1e6, entry["eval_loss"]) for entry in curve], color)
     unit = "Loss of held-out masked tokens, nats; same text, masks and size (3.4 million parameters)"
-    figure, (axes,) = new_figure(("After an hour on one core NeoBERT is two nats ahead of BERT", unit))
+    figure, axes = new_figure("After an hour on one core NeoBERT is two nats ahead of BERT", unit)
     draw_lines(axes, lines, "{:.2f}")
     axes.set_xlabel("million tokens of training", loc="left", color=GREY)
     return figure

@@ -77,7 +77,7 @@ def plot(found: dict[str, dict[str, list[float]]]) -> Figure:
         gains = {length: fmean(losses) - fmean(found[BASE][length]) for length, losses in found[curve].items()}
         lines[label] = ([(int(length), gain) for length, gain in gains.items()], color)
     title = "At eight times the length of its training, YaRN helps as much as more training"
-    figure, (axes,) = new_figure((title, "Loss of masked tokens, nats, above that of a model of 256 tokens as it is"))
+    figure, axes = new_figure(title, "Loss of masked tokens, nats, above that of a model of 256 tokens as it is")
     axes.set_xscale("log", base=2)
     draw_lines(axes, lines)
     axes.set_xticks(list(map(int, found[BASE])), [f"{int(length):,}" for length in found[BASE]])

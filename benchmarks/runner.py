@@ -188,24 +188,17 @@ def difference(better: Sequence[float], worse: Sequence[float], digits: int) -> 
     return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
 
 
-def new_figure(*titles: tuple[str, str], size: tuple[float, float] = (7.6, 3.9)) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side, without boxes.
-
-    Args:
-        titles: of each panel: what it says, and below it in grey what its numbers are.
-        size: of a panel, in inches.
-    """
-    figure = Figure(figsize=(size[0] * len(titles), size[1]), layout="constrained")
-    panels = list(figure.subplots(1, len(titles), squeeze=False).flat)
-    for axes, (message, unit) in zip(panels, titles):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(length=3, color=GREY, labelcolor="#333333")
-        # A single panel's title begins at the left edge.
-        alone = len(titles) == 1
-        place = blended_transform_factory(figure.transFigure, axes.transAxes) if alone else axes.transAxes
-        for height, text, look in ((23, message, {"fontweight": "bold"}), (8, unit, {"color": GREY, "fontsize": 9.5})):
-            axes.annotate(text, (0.01 * alone, 1), (0, height), xycoords=place, textcoords="offset points", **look)
-    return figure, panels
+def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) -> tuple[Figure, Axes]:
+    """A figure of `size` inches without a box. Its title is the message; below it is in grey what the numbers are."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(length=3, color=GREY, labelcolor="#333333")
+    # The title begins at the left edge of the figure.
+    place = blended_transform_factory(figure.transFigure, axes.transAxes)
+    for height, text, look in ((23, message, {"fontweight": "bold"}), (8, unit, {"color": GREY, "fontsize": 9.5})):
+        axes.annotate(text, (0.01, 1), (0, height), xycoords=place, textcoords="offset points", **look)
+    return figure, axes
 
 
 def draw_lines(axes: Axes, lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:

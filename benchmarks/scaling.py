@@ -33,34 +33,33 @@ def stage_flops(steps: int, length: int) -> float:
     return steps * STEP_TOKENS * flops_per_token(length)
 
 
-def kept_bytes(layers: int, tokens: int = 512) -> int:
-    """Bytes that are kept for the backward pass in bf16 autocast, without weights.
+def bytes_of_token(layers: int) -> float:
+    """Bytes that each token adds to what is kept for the backward pass in bf16 autocast.
 
-    The batch is one document, since a CPU computes the attention of packed documents in float32.
+    A batch is one document, since a CPU computes the attention of packed documents in float32.
     """
     model = NeoBERTForMaskedLM(NeoBERTConfig(num_hidden_layers=layers, sparse_prediction=True))
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    ids = torch.randint(5, 30522, (1, tokens))
-    labels = torch.where(torch.arange(tokens) % 5 == 0, ids, -100)
-    # On a GPU, norms are one kernel.
-    as_on_gpu = mock.patch.object(NeoBERTRMSNorm, "forward", torch.nn.RMSNorm.forward)
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with hooks, as_on_gpu, torch.autocast("cpu", torch.bfloat16):
-        # What is kept lives as long as the loss.
-        loss = model(ids, labels=labels).loss
-    # Autocast's bf16 copies of the weights are kept once, not for each token, so they are subtracted.
-    cast = sum(parameter.numel() * 2 for parameter in model.parameters() if parameter.ndim > 1)
-    cast -= model.model.encoder.weight.numel() * 2
-    assert loss.requires_grad
-    return sum(kept.values()) - cast
+    def kept_bytes(tokens: int) -> int:
+        kept.clear()
+        ids = torch.randint(5, 30522, (1, tokens))
+        labels = torch.where(torch.arange(tokens) % 5 == 0, ids, -100)
+        # On a GPU, norms are one kernel.
+        as_on_gpu = mock.patch.object(NeoBERTRMSNorm, "forward", torch.nn.RMSNorm.forward)
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with hooks, as_on_gpu, torch.autocast("cpu", torch.bfloat16):
+            # What is kept lives as long as the loss.
+            loss = model(ids, labels=labels).loss
+        return sum(kept.values()) * loss.requires_grad
+
+    # Weights, and autocast's copies of them, are as large for any number of tokens.
+    return (kept_bytes(1020) - kept_bytes(510)) / 510
 
 
 def cost_table() -> str:
@@ -84,9 +83,9 @@ def share_table() -> str:
 
 
 def memory_table(parameters: int) -> str:
-    few, many = kept_bytes(1), kept_bytes(3)
-    layer = (many - few) / 2 / 512
-    token = layer * NeoBERTConfig().num_hidden_layers + (few - layer * 512) / 512
+    few = bytes_of_token(1)
+    layer = (bytes_of_token(3) - few) / 2
+    token = few + layer * (NeoBERTConfig().num_hidden_layers - 1)
     activations = f"activations of {MICRO_BATCH:,} tokens, {layer / 1e3:.1f} kB a layer and token"
     weights = "weights, gradients and AdamW's two moments, float32 (DDP)"
     rows = [[weights, f"{16 * parameters / 1e9:.1f}"], [activations, f"{MICRO_BATCH * token / 1e9:.1f}"]]
@@ -107,7 +106,8 @@ def scale_table(parameters: int) -> str:
 
 
 def tables() -> list[str]:
-    parameters = sum(weight.numel() for weight in NeoBERTForMaskedLM(NeoBERTConfig()).parameters())
+    with torch.device("meta"):
+        parameters = sum(weight.numel() for weight in NeoBERTForMaskedLM(NeoBERTConfig()).parameters())
     return [cost_table(), share_table(), memory_table(parameters), scale_table(parameters)]
 
 

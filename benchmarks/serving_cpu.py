@@ -164,7 +164,7 @@ def plot(found: dict) -> Figure:
     shapes = list(reversed(found["milliseconds"]))
     title = "Three times as fast on texts of mixed lengths, slower on one short text"
     unit = "Speed on 2 CPU cores, in multiples of the faster of ONNX Runtime and OpenVINO"
-    figure, (axes,) = new_figure((title, unit), size=(7.6, 0.66 * len(shapes) + 1.2))
+    figure, axes = new_figure(title, unit, size=(7.6, 0.66 * len(shapes) + 1.2))
     for place, shape in enumerate(shapes):
         times = found["milliseconds"][shape]
         for level, (precision, (ours, rivals)) in zip((0.24, 0, -0.24), ENGINES.items()):

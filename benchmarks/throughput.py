@@ -5,16 +5,14 @@
 The encoders have their published shapes and random weights (encoders.py). A batch is full (every row has all tokens) or
 ragged (lognormal lengths, mean 35% of the longest, at least 8 rows). Only real tokens count. NeoBERT gets a ragged
 batch packed into one row; the others get padding and a mask. The models take turns, and the medians over the rounds
-count. A model's share of the machine's speed is the rate of the operations that the task needs
-(`encoders.forward_flops`), divided by that of plain matrix products.
+count.
 """
 
-import statistics
 from functools import partial
 from itertools import product
 
 import torch
-from encoders import ENCODERS, build_config, build_model, forward_flops, make_batch, product_flops, ragged_lengths
+from encoders import ENCODERS, build_model, make_batch, ragged_lengths
 from matplotlib.figure import Figure
 from runner import BLUE, GREY, LIGHT, Settings, medians, new_figure, run_benchmark, table
 from transformers import PreTrainedModel
@@ -33,9 +31,9 @@ def read(model: PreTrainedModel, inputs: dict) -> None:
 
 
 def measure(settings: Settings) -> dict:
-    """Real tokens a second of each model and kind of batch, and its share of the machine's speed."""
-    models = {name: build_model(build_config(name)).base_model.eval() for name in ENCODERS}
-    rows, ceilings = [], []
+    """Real tokens a second of each model and kind of batch."""
+    models = {name: build_model(name).base_model.eval() for name in ENCODERS}
+    rows = []
     for length, layout in product(LENGTHS, LAYOUTS):
         count = TOKENS // length
         lengths = torch.full((count,), length) if layout == "full" else ragged_lengths(max(RAGGED_ROWS, count), length)
@@ -43,23 +41,20 @@ def measure(settings: Settings) -> dict:
         for name, model in models.items():
             inputs, _ = make_batch(model.config, lengths, packed=layout == "ragged" and name == "NeoBERT")
             turns[name] = partial(read, model, inputs)
-        ceilings.append(product_flops("cpu", torch.float32))
         for name, seconds in medians(turns, ROUNDS).items():
-            row = {"model": name, "length": length, "layout": layout, "tokens": int(lengths.sum()) / seconds}
-            rows.append(row | {"share": forward_flops(models[name], lengths) / seconds / ceilings[-1]})
+            rows.append({"model": name, "length": length, "layout": layout, "tokens": int(lengths.sum()) / seconds})
             print(rows[-1], flush=True)
     parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
-    return {"ceiling": statistics.median(ceilings), "parameters": parameters, "rows": rows}
+    return {"parameters": parameters, "rows": rows}
 
 
 def speed_table(found: dict) -> str:
-    """Real tokens a second and share of the machine's speed, a line each model and a column each kind of batch."""
-    cells = {(row["model"], row["layout"], row["length"]): row for row in found["rows"]}
+    """Real tokens a second, a line each model and a column each kind of batch."""
+    speeds = {(row["model"], row["layout"], row["length"]): row["tokens"] for row in found["rows"]}
     columns = list(product(LAYOUTS, LENGTHS))
     lines = []
     for name, count in found["parameters"].items():
-        rows = [cells[(name, *column)] for column in columns]
-        lines.append([name, f"{count / 1e6:.0f}M", *(f"{row['tokens']:,.0f} ({row['share']:.0%})" for row in rows)])
+        lines.append([name, f"{count / 1e6:.0f}M", *(f"{speeds[(name, *column)]:,.0f}" for column in columns)])
     titles = {"full": "all of {} tokens", "ragged": "mixed, up to {}"}
     return table(["", "parameters", *(titles[layout].format(length) for layout, length in columns)], lines)
 
@@ -71,7 +66,7 @@ def plot(found: dict) -> Figure:
     names = sorted(found["parameters"], key=lambda name: speeds[name, "ragged"])
     title = "Only NeoBERT loses nothing when texts differ in length"
     unit = f"Real tokens a second; forward pass, texts of up to {length} tokens"
-    figure, (axes,) = new_figure((title, unit), size=(7.2, 0.42 * len(names) + 1.2))
+    figure, axes = new_figure(title, unit, size=(7.2, 0.42 * len(names) + 1.2))
     for place, name in enumerate(names):
         color = BLUE if name == "NeoBERT" else GREY
         ragged, full = speeds[name, "ragged"], speeds[name, "full"]
@@ -98,10 +93,8 @@ def page(found: dict) -> list[str]:
         "# Texts of mixed lengths are where NeoBERT is the fastest encoder",
         "![Real tokens a second of each encoder](throughput.png)",
         "The forward pass of published shapes with random weights. A cell is the real tokens a second, the median of "
-        "the rounds, and in brackets the operations that the task needs as a share of the machine's plain matrix "
-        f"products ({found['ceiling'] / 1e9:,.0f} GFLOP/s). Rows of mixed lengths have 35% of the tokens of the "
-        "longest on average. NeoBERT computes no padding, the others do. The top of `benchmarks/throughput.py` says "
-        "how it is measured.",
+        f"{ROUNDS} rounds. Rows of mixed lengths have 35% of the tokens of the longest on average. NeoBERT computes no "
+        "padding, the others do. The top of `benchmarks/throughput.py` says how it is measured.",
         speed_table(found),
     ]
 
