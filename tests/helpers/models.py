@@ -4,13 +4,30 @@ from pathlib import Path
 
 import torch
 
-from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf import (
+    NeoBERTConfig,
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTModel,
+)
 
 
 ROOT = Path(__file__).parent.parent.parent
 # Beside the clone, or in it: to a machine with a GPU only the clone is copied.
 SHARED = ROOT / "shared" if (ROOT / "shared").is_dir() else ROOT.parent / "shared"
 
+# The encoder, and with each of its heads.
+CLASSES = (
+    NeoBERTModel,
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForMultipleChoice,
+)
 LENGTHS = (13, 7, 1, 10)
 
 

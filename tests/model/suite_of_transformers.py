@@ -18,15 +18,8 @@ from unittest import mock
 import torch
 from transformers.models.auto import modeling_auto
 
-from neobert_hf import (
-    NeoBERTConfig,
-    NeoBERTForMaskedLM,
-    NeoBERTForMultipleChoice,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTModel,
-)
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from tests.helpers.models import CLASSES
 
 
 FOLDER = Path(os.environ["TRANSFORMERS_SUITE"])
@@ -55,18 +48,9 @@ modeling_common = importlib.import_module(f"{PACKAGE}.test_modeling_common")
 configuration_common = importlib.import_module(f"{PACKAGE}.test_configuration_common")
 tensor_parallel = importlib.import_module(f"{PACKAGE}.test_tensor_parallel_mixin")
 
-ALL_CLASSES = (
-    NeoBERTModel,
-    NeoBERTForMaskedLM,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForMultipleChoice,
-)
-
 # Which labels a head takes the suite looks up by the names of its classes, in the lists of the models inside.
 TASKS = ("MASKED_LM", "SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING", "MULTIPLE_CHOICE")
-for cls, mapping in zip(ALL_CLASSES, ("MODEL", *(f"MODEL_FOR_{task}" for task in TASKS))):
+for cls, mapping in zip(CLASSES, ("MODEL", *(f"MODEL_FOR_{task}" for task in TASKS))):
     getattr(modeling_auto, f"{mapping}_MAPPING_NAMES")["neobert"] = cls.__name__
 
 
@@ -104,7 +88,7 @@ DEPARTURES = {
 
 
 class NeoBERTModelTest(modeling_common.ModelTesterMixin, tensor_parallel.TensorParallelTesterMixin, unittest.TestCase):
-    all_model_classes = ALL_CLASSES
+    all_model_classes = CLASSES
     model_tester = None
     # Of models without a copyright line the suite does not know the year.
     test_can_init_all_missing_weights_before_2023 = True

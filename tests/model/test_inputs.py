@@ -3,26 +3,11 @@
 import pytest
 import torch
 
-from neobert_hf import (
-    NeoBERTForMaskedLM,
-    NeoBERTForMultipleChoice,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTModel,
-)
-from tests.helpers.models import ragged_batch, small_model
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForMultipleChoice, NeoBERTForSequenceClassification
+from tests.helpers.models import CLASSES, ragged_batch, small_model
 
 
 IDS, MASK = ragged_batch()
-CLASSES = [
-    NeoBERTModel,
-    NeoBERTForMaskedLM,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForMultipleChoice,
-]
 
 
 def offsets(*values, ids=IDS[:1], **more) -> dict:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import Trainer, TrainingArguments, pipeline
+from transformers import Trainer, TrainingArguments
 
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
@@ -13,7 +13,6 @@ from tests.helpers.small_tokenizer import tiny_tokenizer
 
 
 IDS, MASK = ragged_batch()
-LABELS = torch.tensor([0, 1, 0, 1])
 TASKS = ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"]
 
 
@@ -29,19 +28,6 @@ def test_auto_classes(kind, folder):
     auto, cls = getattr(transformers, f"AutoModel{kind}"), getattr(neobert_hf, f"NeoBERT{kind or 'Model'}")
     assert type(auto.from_pretrained(folder)) is cls
     assert type(auto.from_config(neobert_hf.NeoBERTConfig(num_hidden_layers=1))) is cls
-
-
-@torch.no_grad()
-def test_fill_mask_and_features(folder):
-    model, tokenizer = NeoBERTForMaskedLM.from_pretrained(folder).eval(), tiny_tokenizer()
-    inputs = tokenizer("the cat sat on the [MASK] .", return_tensors="pt")
-    assert set(inputs) == {"input_ids", "attention_mask"}
-    logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
-    answers = pipeline("fill-mask", folder)("the cat sat on the [MASK] .", top_k=3)
-    assert [answer["token"] for answer in answers] == logits.topk(3).indices.tolist()
-    expected = model.model(**tokenizer("a cat", return_tensors="pt")).last_hidden_state
-    features = pipeline("feature-extraction", folder)("a cat")
-    assert torch.allclose(torch.tensor(features), expected, atol=1e-5)
 
 
 def test_trainer_saves_what_loads(tmp_path, folder):
