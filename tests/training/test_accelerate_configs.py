@@ -1,4 +1,4 @@
-"""Every file of configs/accelerate says what Accelerate understands, and starts what its comment promises.
+"""Promise 8: every file of configs/accelerate says what Accelerate understands, and starts the engine of its name.
 
 Accelerate refuses unknown keys at the top of a file only: below, under fsdp_config and deepspeed_config, it drops them.
 """
@@ -15,18 +15,6 @@ from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import CONFIGS
 
 
-# File: engine, processes and machines.
-EXPECTED = {
-    "cpu.yaml": ("simple", 1, 1),
-    "cpu_ddp.yaml": ("ddp", 2, 1),
-    "gpu.yaml": ("simple", 1, 1),
-    "ddp.yaml": ("ddp", 8, 1),
-    "multi_node.yaml": ("ddp", 64, 8),
-    "fsdp2.yaml": ("fsdp", 8, 1),
-    "deepspeed_zero1.yaml": ("deepspeed", 8, 1),
-    "deepspeed_zero2.yaml": ("deepspeed", 8, 1),
-    "deepspeed_zero3.yaml": ("deepspeed", 8, 1),
-}
 # What Accelerate's launcher calls differently from its plugin, which reads it from the environment.
 FSDP_NAMES = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
 
@@ -46,20 +34,15 @@ def load(path):
     return _validate_launch_command(settings)[0]
 
 
-def engine(settings) -> str:
-    """What launch_command() chooses."""
-    for name in ("deepspeed", "fsdp"):
-        if getattr(settings, f"use_{name}"):
-            return name
-    return "ddp" if settings.multi_gpu else "simple"
-
-
-@pytest.mark.parametrize("name", [path.name for path in CONFIGS.glob("*.yaml")])
-def test_engine_and_processes(name):
-    settings = load(CONFIGS / name)
-    assert (engine(settings), settings.num_processes, settings.num_machines) == EXPECTED[name]
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_file_starts_the_engine_of_its_name(path):
+    settings = load(path)
+    fsdp, deepspeed = path.stem.startswith("fsdp"), path.stem.startswith("deepspeed")
+    assert (settings.use_fsdp, settings.use_deepspeed) == (fsdp, deepspeed)
+    assert settings.multi_gpu == (settings.num_processes > 1 and not (fsdp or deepspeed))
+    assert settings.num_processes == {"cpu": 1, "cpu_ddp": 2, "gpu": 1, "multi_node": 64}.get(path.stem, 8)
     # The recipe says which precision it wants; these engines want it from the launcher as well.
-    assert settings.mixed_precision == ("bf16" if engine(settings) in ("fsdp", "deepspeed") else "no")
+    assert settings.mixed_precision == ("bf16" if fsdp or deepspeed else "no")
 
 
 def test_sbatch_asks_for_what_the_file_says():
