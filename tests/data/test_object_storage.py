@@ -4,6 +4,8 @@ import json
 from uuid import uuid4
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from neobert_hf.data.parts import Part, do_parts, join
@@ -63,10 +65,12 @@ def test_shards_at_a_url_are_those_of_a_disk(prepared_there, prepared):
     assert (first.shards, first.counts) == (second.shards, second.counts)
 
 
-def test_what_other_machines_wrote_is_seen(bucket):
+def test_tables_are_written_and_what_other_machines_wrote_is_seen(bucket):
     """A client of S3 keeps what it has once listed."""
-    plan = [Part(number, "unused", 10 * number, 10) for number in range(2)]
-    (record,) = do_parts(plan[:1], lambda part: (None, {}), f"{bucket}/parts", {})
+    plan, table = [Part(number, "unused", 10 * number, 10) for number in range(2)], pa.table({"text": ["a", "b"]})
+    (record,) = do_parts(plan[:1], lambda part: (table, {}), f"{bucket}/parts", {})
+    with fsspec.open(f"{bucket}/parts/part-00000.parquet") as file:
+        assert pq.read_table(file) == table
     fsspec.filesystem("s3").ls(f"{bucket}/parts")
     other = json.dumps(record | {"number": 1, "first_row": 10})
     boto3.client("s3").put_object(Bucket=bucket.removeprefix("s3://"), Key="parts/part-00001.json", Body=other)

@@ -60,7 +60,7 @@ def parse_config(
 
     Raises:
         ValueError: naming a setting that is unknown, missing or of the wrong type, and the file if it is in one.
-        SystemExit: after `-h`; with status 2 and a list of configurations, if settings are needed and none is given.
+        SystemExit: after `-h`.
 
     Example:
         `(settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])`
@@ -78,11 +78,9 @@ def parse_config(
     _show_ours_first(parser, dataclass_types)
     # A switch has a second action, `--no_...`, behind its own.
     settings = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
-    needed = [action for action in settings.values() if action.required]
-    if needed and not args:
-        _list_configs([action.dest for action in needed])
 
     # What is needed may be given in the file, and the flag of what is needed may be misspelt.
+    needed = [action for action in settings.values() if action.required]
     for action in needed:
         action.required = False
     given = {}
@@ -111,16 +109,6 @@ def _show_ours_first(parser: SettingsParser, dataclass_types: tuple[type, ...]) 
     group = parser.add_argument_group("settings of Transformers, explained at its TrainingArguments")
     group._group_actions.extend(action for action in actions if action.dest in inherited)
     actions[:] = [action for action in actions if action.dest not in inherited]
-
-
-def _list_configs(needed: list[str]) -> None:
-    """End a script that was called without arguments. Files of `configs/` say in a line which script they are for."""
-    script = Path(sys.argv[0])
-    print(f"{script.name} needs {', '.join(f'--{name}' for name in needed)}. -h lists all settings.", file=sys.stderr)
-    for file in sorted((script.resolve().parent.parent / "configs").rglob("*.yaml")):
-        if f"# For examples/{script.name}" in file.read_text(encoding="utf-8"):
-            print(f"  --config {os.path.relpath(file)}", file=sys.stderr)
-    sys.exit(2)
 
 
 def _read_values(

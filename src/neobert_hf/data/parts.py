@@ -33,8 +33,6 @@ from neobert_hf.common.fingerprints import check_same_settings
 from neobert_hf.data.tables import Row, can_begin_anywhere, check_local, count_rows, hub_files, local_files, read_from
 
 
-# A worker that dies may have been out of memory because of its neighbours; one that dies again and again is not.
-MOST_DEATHS = 3
 # Files that are read at a time to plan: a Hub or an object store takes a moment to answer.
 ASKED_TOGETHER = 16
 
@@ -181,7 +179,7 @@ def do_parts(
 
     Raises:
         SettingsMismatch: if a part in the folder was made of something else.
-        RuntimeError: if workers died three times, and no part was finished in between.
+        RuntimeError: if a worker died.
     """
     folder = absolute(folder.rstrip("/"))
     files, root = url_to_fs(folder)
@@ -240,28 +238,19 @@ def _finish(part: Part, work: Work, folder: str, settings: dict[str, Any]) -> No
 
 
 def _in_processes(call: Callable[[Part], None], parts: list[Part], workers: int) -> Iterator[None]:
-    """Do parts in processes of this machine, and yield after each. One that dies takes the whole pool along."""
+    """Do parts in processes of this machine, and yield after each."""
     # A forked process would inherit locks of torch's and the tokenizers' threads.
-    context, left, deaths = multiprocessing.get_context("spawn"), dict.fromkeys(parts), 0
-    while left:
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
-        try:
-            futures = {pool.submit(call, part): part for part in left}
-            for future in as_completed(futures):
-                future.result()
-                del left[futures[future]]
-                deaths = 0
-                yield
-        except BrokenProcessPool as error:
-            deaths += 1
-            if deaths == MOST_DEATHS:
-                first = ", ".join(map(str, islice(left, workers)))
-                raise RuntimeError(
-                    f"Workers died {MOST_DEATHS} times, the last ones with {first}. If memory was short, the same "
-                    "command goes on with fewer `workers`."
-                ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+    try:
+        for future in as_completed([pool.submit(call, part) for part in parts]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "A worker died, perhaps for want of memory: the same command goes on, with fewer `workers` if need be."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _end_with_parent() -> None:
@@ -284,8 +273,8 @@ def _on_ray(call: Callable[[Part], None], parts: list[Part], address: str, gpus:
     keep = ray.is_initialized()
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     kind, resources = ("GPU", {"num_gpus": 1}) if gpus else ("CPU", {"num_cpus": 1})
-    # Ray does a part again whose worker or node died.
-    task = ray.remote(max_retries=MOST_DEATHS - 1, **resources)(lambda part: call(part))
+    # Ray does a part again whose worker or node died, three times.
+    task = ray.remote(**resources)(lambda part: call(part))
     waiting, running = iter(parts), []
     try:
         while True:
@@ -300,7 +289,7 @@ def _on_ray(call: Callable[[Part], None], parts: list[Part], address: str, gpus:
     except ray.exceptions.RayTaskError as error:  # The work raised.
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        raise RuntimeError(f"Workers died {MOST_DEATHS} times with one part: {error}") from error
+        raise RuntimeError(f"Workers died with one part again and again: {error}") from error
     finally:
         if not keep:
             ray.shutdown()
