@@ -20,7 +20,7 @@ import transformers  # noqa: E402
 from neobert_hf import NeoBERTForMaskedLM  # noqa: E402
 from tests.helpers.examples import load_example, to_flags  # noqa: E402
 from tests.helpers.models import SHARED, small_model  # noqa: E402
-from tests.helpers.word_tokenizer import word_tokenizer  # noqa: E402
+from tests.helpers.small_tokenizer import word_tokenizer  # noqa: E402
 
 
 transformers.utils.logging.disable_progress_bar()

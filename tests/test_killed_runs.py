@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from neobert_hf.common.fingerprints import file_checksum
 from tests.helpers import embedding_runs, glue_runs, task_runs
 from tests.helpers.examples import to_flags
+from tests.helpers.models import save_encoder
 from tests.helpers.pretraining_runs import small_flags, start
-from tests.helpers.small_tokenizer import small_tokenizer
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.small_tokenizer import small_tokenizer, word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def material(corpus, tmp_path_factory) -> Path:
     """Encoders, pairs, documents and tasks."""
     folder = tmp_path_factory.mktemp("material")
     texts = [json.loads(line)["text"] for line in (corpus / "train.jsonl").read_text().splitlines()]
-    glue_runs.save_encoder(folder / "encoder", word_tokenizer("\n".join(texts).lower(), 600, 128))
-    glue_runs.save_encoder(folder / "glue_encoder", small_tokenizer(model_input_names=["input_ids", "attention_mask"]))
+    save_encoder(folder / "encoder", word_tokenizer("\n".join(texts).lower(), 600, 128))
+    save_encoder(folder / "glue_encoder", small_tokenizer())
     # It mines and teaches.
     SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "helper"))
     words = [text.split() for text in texts if len(text.split()) > 60]
@@ -41,8 +41,7 @@ def material(corpus, tmp_path_factory) -> Path:
     task = {"type": "Retrieval", "data": "pairs.jsonl", "columns": {"query": "query", "document": "positive"}}
     (folder / "tasks.yaml").write_text(yaml.safe_dump({"Pairs": task}))
     task_runs.write_csv(folder / "labelled.csv", task_runs.text_rows(120))
-    (folder / "glue").mkdir()
-    glue_runs.write_rows({"sst2": glue_runs.make_rows()["sst2"]}, folder / "glue")
+    glue_runs.write_rows(folder / "glue")
     return folder
 
 

@@ -18,9 +18,8 @@ from encoders import ENCODERS, build_model
 from transformers import BertForMaskedLM, pipeline
 
 from neobert_hf import NeoBERTConfig
-from tests.helpers.glue_runs import save_encoder
-from tests.helpers.models import ROOT
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.models import ROOT, save_encoder
+from tests.helpers.small_tokenizer import word_tokenizer
 
 
 RESULTS = ROOT / "benchmarks/results"

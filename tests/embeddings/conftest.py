@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.embedding_runs import run
-from tests.helpers.models import small_config
+from tests.helpers.models import save_encoder
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +21,7 @@ def tokenizer(corpus):
 
 @pytest.fixture(scope="session")
 def encoder(tokenizer, tmp_path_factory) -> Path:
-    """With dropout, so that a resume has to restore its generator."""
-    folder = tmp_path_factory.mktemp("encoder")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
-    config = small_config(**sizes, dropout=0.1, pad_token_id=tokenizer.pad_token_id)
-    NeoBERTForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_encoder(tmp_path_factory.mktemp("encoder"), tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    ModernBertConfig,
-    NomicBertConfig,
-    PreTrainedModel,
-    RobertaConfig,
-)
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.fingerprints import SettingsMismatch
@@ -30,32 +21,30 @@ from neobert_hf.evaluation import pseudo_perplexity
 from neobert_hf.evaluation.pseudo_perplexity import choose_positions, curves, masked_losses, scale_rope
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
+from tests.helpers.other_encoders import ENCODERS
 from tests.helpers.small_tokenizer import small_tokenizer
+from tests.helpers.task_runs import write_json_lines
 
 
 script = load_example("pseudo_perplexity")
 
 # Letters of each document; [CLS] and [SEP] come on top. The model was trained on 16 tokens.
 LETTERS = (12, 38, 8, 22, 38)
-OTHERS = {
-    "bert": BertConfig,
-    "modernbert": ModernBertConfig,
-    "nomic_bert": NomicBertConfig,
-    "roberta": RobertaConfig,
-}
+OTHERS = ("bert", "modernbert", "nomicbert", "roberta")
+MODELS = ("neobert", *OTHERS)
 
 
-def other_model(name: str, **changes) -> PreTrainedModel:
+def other_model(name: str, positions: int = 64) -> PreTrainedModel:
+    """With predictions far from uniform, so that a wrong position shows."""
     torch.manual_seed(3)
-    sizes = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
-    # Far from uniform predictions, so that a wrong position shows.
-    config = OTHERS[name](**sizes | {"max_position_embeddings": 64, "initializer_range": 0.5} | changes, pad_token_id=0)
-    return AutoModelForMaskedLM.from_config(config).eval()
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 48, "max_position_embeddings": positions, "initializer_range": 0.5}
+    return AutoModelForMaskedLM.from_config(ENCODERS[name](**sizes, pad_token_id=0)).eval()
 
 
 def save(model: PreTrainedModel, folder: Path) -> str:
     model.save_pretrained(folder)
-    small_tokenizer(model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -66,10 +55,11 @@ def make_texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory) -> Path:
-    """Folders `neobert` and `bert`, and documents."""
+    """A folder for each model, and documents."""
     folder = tmp_path_factory.mktemp("material")
     save(small_model(NeoBERTForMaskedLM, max_length=16), folder / "neobert")
-    save(other_model("bert"), folder / "bert")
+    for name in OTHERS:
+        save(other_model(name), folder / name)
     Dataset.from_dict({"body": make_texts()}).to_parquet(folder / "documents.parquet")
     return folder
 
@@ -89,7 +79,7 @@ def losses_of(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def exact(material, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("exact")
-    run(material, output, models=("neobert", "bert"))
+    run(material, output, models=MODELS)
     return output
 
 
@@ -110,7 +100,7 @@ def expected_loss(model: PreTrainedModel, document: int, tokens: int | None = No
     return pytest.approx(np.mean(plain_losses(model, ids)), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["neobert", "bert"])
+@pytest.mark.parametrize("name", MODELS)
 def test_equals_the_definition(material, exact, name):
     model = AutoModelForMaskedLM.from_pretrained(material / name).eval()
     rows = [row for row in Dataset.from_parquet(str(exact / "scores.parquet")) if row["model"] == name]
@@ -119,17 +109,6 @@ def test_equals_the_definition(material, exact, name):
         assert row["positions"] == LETTERS[row["document"]] == row["tokens"] - 2
         assert row["mean_loss"] == expected_loss(model, row["document"])
         assert row["pseudo_perplexity"] == pytest.approx(np.exp(row["mean_loss"]), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_decoder_runs_on_the_masked_position_only(name):
-    model = other_model(name)
-    text = choose_positions(0, np.array([2, *range(5, 20), 3]), [0, 1, 2, 3, 4])
-    decoded = []
-    model.get_output_embeddings().register_forward_pre_hook(lambda module, args: decoded.append(args[0].shape[:-1]))
-    losses = masked_losses(model, [(text, position) for position in text.positions], 4)
-    assert decoded == [(15, 1)]
-    assert losses == pytest.approx(plain_losses(model, text.ids.tolist()), abs=1e-5)
 
 
 def test_which_documents_and_how_much_of_them_is_scored(material, exact, tmp_path):
@@ -203,7 +182,7 @@ def test_rope_settings_equal_a_model_loaded_with_them(material, tmp_path):
 
 def test_dynamic_scaling_of_other_models_fits_every_length(material, tmp_path):
     """In Transformers frequencies grow with the longest sequence so far; here each length has its own."""
-    nomic = save(other_model("nomic_bert", max_position_embeddings=16), tmp_path / "nomic")
+    nomic = save(other_model("nomicbert", 16), tmp_path / "nomic")
     # A text of 40 tokens stands before one of 24.
     flags = ["--rope", "dynamic:4", "--min_tokens", "20"]
     for row in run(material, tmp_path / "out", "--models", f"nomic={nomic}", *flags):
@@ -214,7 +193,7 @@ def test_dynamic_scaling_of_other_models_fits_every_length(material, tmp_path):
 
 
 def test_local_layers_keep_their_rope():
-    config = ModernBertConfig()
+    config = ENCODERS["modernbert"]()
     scale_rope(config, "yarn:4")
     assert config.rope_parameters["sliding_attention"]["rope_type"] == "default"
     assert config.rope_parameters["full_attention"]["rope_type"] == "yarn"
@@ -231,22 +210,18 @@ def test_local_layers_keep_their_rope():
         (["--models", "other=runs/small/model"], "runs/small/model"),
         (["--models", "other=bert", "--rope", "yarn:2"], "bert has no unscaled RoPE"),
         (["--models", "other=classifier"], "classifier .*cls.predictions"),
+        (["--source", "empty.jsonl"], "Row 1 of 'empty.jsonl'"),
     ],
 )
 def test_wrong_settings_and_models_fail_before_work(material, tmp_path, monkeypatch, flags, message):
     bert = shutil.copytree(material / "bert", tmp_path / "bert")
     save(AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(bert)), tmp_path / "classifier")
+    write_json_lines(tmp_path / "empty.jsonl", [{"body": "a b c"}, {"body": "[SEP]"}])
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(material, tmp_path / "out", *flags)
     # Nor is there a file that would refuse the settings once they are right.
     assert not (tmp_path / "out").exists()
-
-
-def test_text_with_nothing_to_mask_is_an_error(material, tmp_path):
-    Dataset.from_dict({"body": ["a b c", "[SEP]"]}).to_parquet(tmp_path / "empty.parquet")
-    with pytest.raises(ValueError, match="Row 1 of .*empty.parquet"):
-        run(material, tmp_path / "out", "--source", str(tmp_path / "empty.parquet"))
 
 
 def test_a_loss_that_is_not_finite_is_an_error():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import (
     NeoBERTConfig,
@@ -51,6 +52,16 @@ def small_model(cls=NeoBERTModel, attn_implementation: str = "sdpa", **changes):
     """The same weights for the same class and sizes, whatever the backend."""
     torch.manual_seed(1)
     return cls._from_config(small_config(**changes), attn_implementation=attn_implementation).eval()
+
+
+def save_encoder(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Path:
+    """A model to fine-tune and its tokenizer; with dropout, so that a resume has to restore its generator."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
+    config = small_config(**sizes, dropout=0.1, pad_token_id=tokenizer.pad_token_id)
+    NeoBERTForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def ragged_batch(lengths=LENGTHS, side: str = "right", vocab_size: int = 100):

@@ -4,7 +4,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from tests.helpers.models import small_model
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.small_tokenizer import word_tokenizer
 
 
 def save_search_encoder(folder: Path) -> str:

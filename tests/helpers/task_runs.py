@@ -6,7 +6,17 @@ import random
 from pathlib import Path
 
 from neobert_hf.data.tables import Row
+from neobert_hf.tasks.classification import Classification, ClassificationSettings
+from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
+from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tests.helpers.examples import to_flags
+
+
+TASKS = {
+    "classes": (Classification, ClassificationSettings),
+    "tags": (TokenClassification, TokenClassificationSettings),
+    "answers": (QuestionAnswering, QuestionAnsweringSettings),
+}
 
 
 # Of every word the tag follows from its first letter.
@@ -25,9 +35,11 @@ def flags(output_dir: Path, model: Path, data: Path, **changes) -> list[str]:
     return to_flags({"output_dir": output_dir, "model": model, "data": data} | SMALL | changes)
 
 
-def splits(**tables: list[dict]) -> dict[str, list[Row]]:
-    """Tables as `read_splits` returns them, from files that are called like the splits."""
-    return {name: [Row(name, index, cells) for index, cells in enumerate(rows)] for name, rows in tables.items()}
+def task_of_rows(kind: str, settings: dict | None = None, **tables: list[dict]):
+    """A task on rows in memory, as if they came from files that are called like the splits."""
+    task, settings_class = TASKS[kind]
+    splits = {name: [Row(name, index, cells) for index, cells in enumerate(rows)] for name, rows in tables.items()}
+    return task(settings_class("model", "data", **settings or {}), splits)
 
 
 def text_rows(number: int, seed: int = 0) -> list[dict[str, str]]:
@@ -53,13 +65,6 @@ def tagged_rows(number: int, seed: int = 0, length: int = 5) -> list[dict[str, l
     draw = random.Random(seed)
     rows = [["".join(draw.choices("abcd", k=2)) for _ in range(length)] for _ in range(number)]
     return [{"tokens": words, "tags": [TAGS[word[0]] for word in words]} for words in rows]
-
-
-def write_conll(file: Path, rows: list[dict[str, list[str]]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sentences = ["".join(f"{word} X {tag}\n" for word, tag in zip(row["tokens"], row["tags"])) for row in rows]
-    file.write_text("-DOCSTART- -X- O\n\n" + "\n".join(sentences))
-    return file
 
 
 def asked_rows(number: int, seed: int = 0, none: float = 0.0, length: int = 8) -> list[dict]:

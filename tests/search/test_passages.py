@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.search.passages import split_passages
 from tests.helpers.properties import reproducible
-from tests.helpers.word_tokenizer import word_tokenizer
+from tests.helpers.small_tokenizer import word_tokenizer
 
 
 TEXT = " ".join(" ".join(topics.values()).split()[:3000])

@@ -1,51 +1,32 @@
 """Words and answers to pieces: with every kind of tokenizer the tag is at the word's first piece, the answer whole."""
 
+import string
+
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import pre_tokenizers
+from transformers import RobertaTokenizer, XLMRobertaTokenizer
 
-from neobert_hf.tasks.question_answering import (
-    QuestionAnswering,
-    QuestionAnsweringSettings,
-    most_similar_sentence,
-    squad_scores,
-)
-from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings, tag_scores
+from neobert_hf.tasks.question_answering import QuestionAnswering, most_similar_sentence, squad_scores
+from neobert_hf.tasks.token_classification import TokenClassification, tag_scores
 from tests.helpers.small_tokenizer import small_tokenizer
-from tests.helpers.task_runs import asked_rows, splits
+from tests.helpers.task_runs import asked_rows, task_of_rows
 
 
-def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    names = {f"{name}_token": f"<{name}>" for name in ("cls", "sep", "pad", "unk")}
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<cls> $A <sep>",
-        pair="<cls> $A <sep> $B <sep>",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("<cls>", "<sep>")],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **names
-    )
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
-SPECIAL = ["<cls>", "<sep>", "<pad>", "<unk>"]
+def byte_level() -> RobertaTokenizer:
+    """A word begins with the space before it, as in ModernBERT, and an emoji is four pieces."""
+    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġc", "Ġca", "Ġcat"]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    return RobertaTokenizer(vocab=vocab, merges=[("Ġ", "c"), ("Ġc", "a"), ("Ġca", "t")])
 
 
-def byte_level() -> PreTrainedTokenizerFast:
-    """As of RoBERTa and ModernBERT: a word begins with the space before it, and an emoji is four pieces."""
-    letters = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġc", "Ġca", "Ġcat"]
-    vocab = {name: number for number, name in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("Ġ", "c"), ("Ġc", "a"), ("Ġca", "t")]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return wrap(tokenizer)
-
-
-def metaspace() -> PreTrainedTokenizerFast:
-    """As of XLM-R: `▁` stands for the space, sometimes as a piece of its own."""
-    pieces = [*SPECIAL, "▁", "▁cat", "▁c", *"abcdefghijklmnopqrstuvwxyz", "é", "C", "."]
-    tokenizer = Tokenizer(models.Unigram([(piece, -len(piece) / 10.0 - 1) for piece in pieces], unk_id=3))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
-    return wrap(tokenizer)
+def metaspace() -> XLMRobertaTokenizer:
+    """`▁` stands for the space, sometimes as a piece of its own."""
+    pieces = [*SPECIAL, "▁", "▁cat", "▁c", *string.ascii_lowercase, "é", "C", "."]
+    return XLMRobertaTokenizer(vocab=[(piece, -len(piece) / 10 - 1) for piece in pieces])
 
 
 TOKENIZERS = {"wordpiece": small_tokenizer, "byte_level": byte_level, "metaspace": metaspace}
@@ -55,8 +36,7 @@ WORDS = ["cat", "sat.", "é", "c", "cat", "xyz", "C"]
 def tagging(rows: list[list[str]]) -> TokenClassification:
     """Every word of a row has another tag."""
     table = [{"tokens": row, "tags": [f"t{number}" for number in range(len(row))]} for row in rows]
-    tables = splits(train=table, validation=[{"tokens": ["another"], "tags": ["t0"]}])
-    return TokenClassification(TokenClassificationSettings("model", "data"), tables)
+    return task_of_rows("tags", train=table, validation=[{"tokens": ["another"], "tags": ["t0"]}])
 
 
 def perfect_tags(task: TokenClassification) -> np.ndarray:
@@ -94,16 +74,14 @@ def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
 
 def test_words_without_a_piece_get_the_commonest_tag():
     table = [{"tokens": ["cat", "\u200b", "c"], "tags": ["A", "B", "B"]}]
-    other = [{"tokens": ["c"], "tags": ["A"]}]
-    task = TokenClassification(TokenClassificationSettings("model", "data"), splits(train=table, validation=other))
+    task = task_of_rows("tags", train=table, validation=[{"tokens": ["c"], "tags": ["A"]}])
     task.encode(small_tokenizer(), 64)
     assert task.predict("train", perfect_tags(task)) == [["A", "B", "B"]]
 
 
 def asking(**settings) -> QuestionAnswering:
-    rows = asked_rows(12, none=0.3, length=20)
-    tables = splits(train=rows, validation=asked_rows(12, seed=1, none=0.3, length=20))
-    return QuestionAnswering(QuestionAnsweringSettings("model", "data", **settings), tables)
+    train, validation = (asked_rows(12, seed, none=0.3, length=20) for seed in (0, 1))
+    return task_of_rows("answers", settings, train=train, validation=validation)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

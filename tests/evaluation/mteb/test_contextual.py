@@ -1,4 +1,4 @@
-"""Contextual models on MTEB tasks: one context a task and subset, made before its queries are encoded."""
+"""Contextual models on MTEB tasks: one context a task, made before its queries are encoded."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,7 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.data.tables import read_rows
 from neobert_hf.embeddings.contextual import build_contextual_encoder
-from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
-from neobert_hf.evaluation.mteb.recipe import benchmark_tasks
-from tests.helpers.mteb_tasks import random_texts, run_local
+from tests.helpers.mteb_tasks import run_local
 
 
 SIZE = 5
@@ -56,13 +54,3 @@ def test_every_task_has_a_context_of_its_own_texts(local, model, tmp_path, monke
         if context is not None:
             of = "a dog " if prompt == "the cat sat " else prompt or ""
             assert np.array_equal(context.numpy(), contexts[of])
-
-
-def test_subsets_have_contexts_of_their_own(model):
-    """Made of the first texts of each."""
-    (task,) = (task.metadata for task in benchmark_tasks() if task.metadata.name == "STS22")
-    encoder = InstructionEncoder(SentenceTransformer(model), "m", {}, [])
-    one, two = random_texts(12, seed=1), random_texts(12, seed=2)
-    first = encoder.context_of(task, "en", "test", one, 32)
-    assert torch.equal(encoder.context_of(task, "en", "test", two, 32), first)
-    assert not torch.equal(encoder.context_of(task, "de", "test", two, 32), first)

@@ -8,10 +8,10 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, InstructionEncoder
-from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, build_prompts, read_instructions
+from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, InstructionEncoder, parts_of
+from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, read_instructions
 from tests.helpers.models import ROOT
-from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, record_prompts, run_local
+from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, record_prompts, run_local, run_mteb
 
 
 def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluation):
@@ -24,8 +24,8 @@ def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluation):
         assert texts(prompt) == {
             json.loads(line)[column] for line in (local / f"{file}.jsonl").read_text().splitlines()
         }
-    sentences = Dataset.from_parquet(str(local / "sts.parquet"))
-    assert texts("on a mat ") == {*sentences["sentence1"], *sentences["sentence2"]}
+    # Documents of the corpus as well; the two sentences of each row.
+    assert texts("a dog ") == texts("on a mat ") == {*random_texts(24, seed=1), *random_texts(24, seed=2)}
     # Documents have one of their own or none; tasks without an instruction are left to the model.
     assert {before for before, _ in seen} == {"the cat sat ", "a dog ", "the dog ran ", "on a mat ", "", None}
     stored = json.loads((folder / "m" / "Search.json").read_text())["settings"]
@@ -80,10 +80,6 @@ def test_the_instructions_of_all_56_tasks_are_the_words_of_the_paper(shared):
         if "Clustering" in task and name != "TwentyNewsgroups":
             text = text.replace(f" {name} ", " <dataset> ")
         assert text in paper, task
-    prompts = build_prompts(instructions, tasks, " ")
-    parts = [name for name in prompts if name.startswith("CQADupstack") and name != "CQADupstackRetrieval"]
-    assert len(parts) == 12 and len(prompts) == 68
-    assert all(prompts[part]["query"] == INSTRUCTIONS["CQADupstackRetrieval"] + " " for part in parts)
 
 
 def test_the_released_instructions_are_the_papers_with_what_each_text_is():
@@ -98,4 +94,54 @@ def test_the_released_instructions_are_the_papers_with_what_each_text_is():
             assert all(text.startswith(f"{paper} ") and text.endswith(":") for text in entry.values())
         else:
             assert entry == {"query": ""}
-    assert build_prompts(instructions, tasks, "[SEP] [CLS]")["NQ"]["document"].endswith("Passage:[SEP] [CLS]")
+
+
+def inject(monkeypatch, task) -> None:
+    """A few rows in the form that a real task has after loading: nothing is downloaded."""
+    one, two = random_texts(24, seed=4), random_texts(24, seed=5)
+    if task.metadata.type == "Retrieval":
+        split = {
+            "queries": Dataset.from_dict({"id": [f"q{i}_0" for i in range(6)], "text": one[:6]}),
+            "corpus": Dataset.from_dict({"id": [f"d{i}" for i in range(24)], "title": two, "text": one}),
+            "relevant_docs": {f"q{i}_0": {f"d{i}": 1, f"d{i + 6}": 1} for i in range(6)},
+            "top_ranked": None,
+        }
+    else:
+        columns = {task.column_names[0]: one, task.column_names[1]: two, "score": [i % 5 for i in range(24)]}
+        split = Dataset.from_dict(columns)
+    subsets = dict.fromkeys(task.hf_subsets, dict.fromkeys(task.eval_splits, split))
+    monkeypatch.setattr(task, "dataset", subsets)
+    monkeypatch.setattr(task, "data_loaded", True)
+
+
+def test_tasks_with_parts_or_subsets_have_the_papers_instruction_everywhere(models, tmp_path, monkeypatch):
+    """CQADupstack has 12 parts; a part that is finished is not evaluated again."""
+    names, prompts, encode = ["CQADupstackRetrieval", "STS22"], {}, InstructionEncoder.encode
+    expected = {"STS22": {(None, INSTRUCTIONS["STS22"] + " ")}}
+    for task in (task for task in benchmark_tasks() if task.metadata.name in names):
+        for part in parts_of(task):
+            inject(monkeypatch, part)
+            of_queries = ("query", INSTRUCTIONS["CQADupstackRetrieval"] + " ")
+            expected.setdefault(part.metadata.name, {of_queries, ("document", "")})
+    seen = record_prompts(monkeypatch)
+
+    def record(self, inputs, *, task_metadata, prompt_type=None, **kwargs):
+        seen.clear()
+        embeddings = encode(self, inputs, task_metadata=task_metadata, prompt_type=prompt_type, **kwargs)
+        kinds = {(prompt_type and prompt_type.value, prompt) for prompt, _ in seen}
+        prompts.setdefault(task_metadata.name, set()).update(kinds)
+        return embeddings
+
+    monkeypatch.setattr(InstructionEncoder, "encode", record)
+    flags = ["--config", str(CONFIGS / "eng_v1.yaml"), "--output_dir", str(tmp_path), "--name", "m"]
+    run_mteb.main(["--model", models[0], *flags, "--tasks", *names])
+    assert prompts == expected and len(prompts) == 13
+    report = (tmp_path / "report.md").read_text()
+    (row,) = (line for line in report.splitlines() if line.startswith("| **m** |"))
+    assert row.count("[1]") == 2 and all(f"| {name} |" in report for name in names)
+    (tmp_path / "m" / "CQADupstackRetrieval.json").unlink()
+    (tmp_path / "m" / "parts" / "CQADupstackTexRetrieval.json").unlink()
+    prompts.clear()
+    run_mteb.main(["--model", models[0], *flags, "--tasks", *names])
+    assert [*prompts] == ["CQADupstackTexRetrieval"]
+    assert (tmp_path / "report.md").read_text() == report

@@ -11,7 +11,6 @@ from sentence_transformers import SentenceTransformer
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, read_local_tasks
-from neobert_hf.evaluation.mteb.recipe import benchmark_tasks, read_instructions
 from neobert_hf.evaluation.results import name_of_model
 from tests.helpers.mteb_tasks import INSTRUCTIONS, results_of, run_local, run_mteb, save_model, write_rows
 
@@ -38,12 +37,15 @@ def test_every_local_type_is_evaluated_with_the_scores_of_mteb_itself(local, mod
         assert before[result.task_name]["score"] == pytest.approx(result.get_score(), abs=1e-5)
 
 
-def test_only_tasks_without_a_result_are_evaluated(local, models, evaluated, tmp_path, monkeypatch):
-    """Interrupted after three tasks, a file half written."""
-    (tmp_path / "m").mkdir()
-    for name in ("Search", "Topics", "Clusters"):
-        shutil.copy(evaluated / "m" / f"{name}.json", tmp_path / "m")
-    (tmp_path / "m" / "Rerank.json.7.partial").write_text('{"task": "Re')
+def test_only_tasks_without_a_result_are_evaluated_wherever_model_and_data_are(local, models, copied, monkeypatch):
+    """Interrupted, a file half written. A model without a `name` is called by the last part of its path."""
+    expected = results_of(copied)["m"]
+    (copied / "m").rename(copied / "same_name")
+    for name in ("Rerank", "Similarity", "Pairs"):
+        (copied / "same_name" / f"{name}.json").unlink()
+    (copied / "same_name" / "Rerank.json.7.partial").write_text('{"task": "Re')
+    model = shutil.copytree(models[0], copied.parent / "moved" / "same_name" / "model")
+    data = shutil.copytree(local, copied.parent / "data")
     encoded, encode = set(), InstructionEncoder.encode
 
     def record(self, inputs, *, task_metadata, **kwargs):
@@ -51,17 +53,8 @@ def test_only_tasks_without_a_result_are_evaluated(local, models, evaluated, tmp
         return encode(self, inputs, task_metadata=task_metadata, **kwargs)
 
     monkeypatch.setattr(InstructionEncoder, "encode", record)
-    assert run_local(local, models[0], tmp_path, "--name", "m") == results_of(evaluated)
+    assert run_local(data, str(model), copied) == {"same_name": expected}
     assert encoded == {"Rerank", "Similarity", "Pairs"}
-
-
-def test_results_of_the_same_weights_and_data_elsewhere_are_taken(local, models, evaluated, copied, monkeypatch):
-    """A path identifies nothing, and a model without a `name` is called by the last part of its path."""
-    (copied / "m").rename(copied / "same_name")
-    model = shutil.copytree(models[0], copied.parent / "moved" / "same_name" / "model")
-    data = shutil.copytree(local, copied.parent / "data")
-    monkeypatch.setattr(InstructionEncoder, "encode", lambda *args, **kwargs: pytest.fail("evaluated again"))
-    assert run_local(data, str(model), copied) == {"same_name": results_of(evaluated)["m"]}
     assert name_of_model(None, "chandar-lab/NeoBERT") == "NeoBERT"
     with pytest.raises(ValueError, match="name"):
         name_of_model("a/b", "m")
@@ -116,27 +109,23 @@ def test_a_task_that_fails_does_not_stop_the_others_and_nan_is_no_result(local, 
     assert not list((tmp_path / "float16").rglob("Pairs.json"))
 
 
-BAD_FLAGS = [
-    (["--benchmark", "MTEB(eng, v1)", "--tasks", "STS-12"], "STS-12.*STS12"),
-    (["--local_tasks", "tasks.yaml", "--instructions", "i.yaml"], "`instructions`.*`benchmark`"),
-    ([], "`benchmark`, `local_tasks`"),
-]
-BAD_INSTRUCTIONS = [
-    (INSTRUCTIONS | {"STS12": None}, "i.yaml: STS12"),
-    (INSTRUCTIONS | {"STS-12": "x"}, "'STS-12'.*'STS12'"),
-    ({"STS12": "Find."}, "i.yaml has no instruction for .*NQ"),
-]
+FIRST = ["--benchmark", "MTEB(eng, v1)"]
 
 
-@pytest.mark.parametrize("flags, message", BAD_FLAGS)
-def test_wrong_settings_are_refused_before_anything_is_loaded(tmp_path, flags, message):
-    with pytest.raises(ValueError, match=message):
-        run_mteb.main(["--model", "no/such/model", "--output_dir", str(tmp_path / "out"), *flags])
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("instructions, message", BAD_INSTRUCTIONS)
-def test_wrong_instructions_are_refused_by_file_and_task(tmp_path, instructions, message):
+@pytest.mark.parametrize(
+    "flags, instructions, message",
+    [
+        ([*FIRST, "--tasks", "STS-12"], INSTRUCTIONS, "STS-12.*STS12"),
+        (["--local_tasks", "tasks.yaml"], INSTRUCTIONS, "`instructions`.*`benchmark`"),
+        ([], INSTRUCTIONS, "`benchmark`, `local_tasks`"),
+        (FIRST, INSTRUCTIONS | {"STS12": None}, "i.yaml: STS12"),
+        (FIRST, INSTRUCTIONS | {"STS-12": "x"}, "'STS-12'.*'STS12'"),
+        (FIRST, {"STS12": "Find."}, "i.yaml has no instruction for .*NQ"),
+    ],
+)
+def test_wrong_settings_and_instructions_are_refused_before_anything_is_loaded(tmp_path, flags, instructions, message):
     (tmp_path / "i.yaml").write_text(yaml.safe_dump(instructions))
+    flags = [*flags, "--instructions", str(tmp_path / "i.yaml"), "--output_dir", str(tmp_path / "out")]
     with pytest.raises(ValueError, match=message):
-        read_instructions(str(tmp_path / "i.yaml"), benchmark_tasks())
+        run_mteb.main(["--model", "no/such/model", *flags])
+    assert not (tmp_path / "out").exists()
