@@ -12,7 +12,6 @@ from tests.helpers.examples import load_example
 from tests.helpers.other_encoders import save_other_encoder
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.task_runs import (
-    TASKS,
     asked_rows,
     flags,
     tagged_rows,
@@ -98,44 +97,31 @@ def test_faults_of_a_file_are_named(tmp_path, name, text, message):
         rows_of(tmp_path / name)
 
 
-def task_of(kind: str, data):
-    task, settings_class = TASKS[kind]
-    settings = settings_class("model", str(data))
-    return task(settings, read_splits(settings, READERS | ASKED))
-
-
-def test_a_text_that_is_trained_on_is_not_held_out_again(tmp_path):
+def test_a_text_that_is_trained_on_is_not_held_out_again():
     """Each text three times, and three questions about each."""
     labelled = [{"text": f"text {number % 20}", "label": "yn"[number % 2]} for number in range(60)]
-    for kind, data, column in (
-        ("classes", write_csv(tmp_path / "rows.csv", labelled), "text"),
-        ("answers", write_squad(tmp_path / "squad.json", 3 * asked_rows(20)), "context"),
-        ("tags", write_json_lines(tmp_path / "tagged.jsonl", 3 * tagged_rows(20)), "words"),
+    for kind, rows, column in (
+        ("classes", labelled, "text"),
+        ("answers", 3 * asked_rows(20), "context"),
+        ("tags", 3 * tagged_rows(20), "words"),
     ):
-        tables = task_of(kind, data).tables
+        tables = task_of_rows(kind, train=rows).tables
         texts = {name: set(map(str, table[column][:])) for name, table in tables.items()}
         assert not texts["train"] & texts["validation"]
         assert (len(tables["train"]), len(tables["validation"])) == (54, 6)
-    write_csv(tmp_path / "one.csv", [{"text": "the same", "label": label} for label in "yn" * 10])
     with pytest.raises(ValueError, match="20 rows with 1 different texts"):
-        task_of("classes", tmp_path / "one.csv")
+        task_of_rows("classes", train=[{"text": "the same", "label": label} for label in "yn" * 10])
 
 
-def test_every_label_stays_in_training(tmp_path):
-    single = [
-        {"text": f"text {number}", "label": f"c{number}" if number < 8 else "yn"[number % 2]} for number in range(60)
-    ]
+def test_every_label_stays_in_training():
+    labels = [f"c{number}" if number < 8 else "yn"[number % 2] for number in range(60)]
+    single = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
     several = [row | {"label": [row["label"], "all"]} for row in single]
     tagged = [{"tokens": [row["text"]] * 2, "tags": row["label"]} for row in several]
-    for kind, data in (
-        ("classes", write_csv(tmp_path / "single.csv", single)),
-        ("classes", write_json_lines(tmp_path / "several.jsonl", several)),
-        ("tags", write_json_lines(tmp_path / "tagged.jsonl", tagged)),
-    ):
-        assert len(task_of(kind, data).tables["validation"]) == 6
-    unlike = [{"text": f"text {number}", "label": f"c{number}"} for number in range(20)]
+    for kind, rows in (("classes", single), ("classes", several), ("tags", tagged)):
+        assert len(task_of_rows(kind, train=rows).tables["validation"]) == 6
     with pytest.raises(ValueError, match="and 20 labels are too few"):
-        task_of("classes", write_csv(tmp_path / "unlike.csv", unlike))
+        task_of_rows("classes", train=[{"text": f"text {number}", "label": f"c{number}"} for number in range(20)])
 
 
 def test_settings_that_are_refused(tmp_path):
@@ -152,22 +138,17 @@ def test_settings_that_are_refused(tmp_path):
             )
 
 
-def test_held_out_rows_that_are_trained_on_are_counted(tmp_path, capsys):
+def test_held_out_rows_that_are_trained_on_are_counted(capsys):
     rows = [{"text": f"text {number}", "label": "yn"[number % 2]} for number in range(8)]
-    other = {"text": "another", "label": "y"}
-    write_csv(tmp_path / "data" / "train.csv", rows)
-    write_csv(tmp_path / "data" / "validation.csv", [*rows[:2], other])
-    task_of("classes", tmp_path / "data")
+    held_out = {"validation": [*rows[:2], {"text": "another", "label": "y"}]}
+    task_of_rows("classes", train=rows, **held_out)
     assert "2 of 3 rows of the split validation are also trained on" in capsys.readouterr().out
-    write_csv(tmp_path / "data" / "test.csv", rows[3:5])
     with pytest.raises(ValueError, match="2 of 2 rows of the split test are also trained on"):
-        task_of("classes", tmp_path / "data")
+        task_of_rows("classes", train=rows, **held_out, test=rows[3:5])
     capsys.readouterr()
     # Other questions about a text that is trained on do no harm.
     asked = asked_rows(8)
-    write_squad(tmp_path / "asked" / "train.json", asked)
-    write_squad(tmp_path / "asked" / "dev.json", [row | {"question": "m ?"} for row in asked])
-    task_of("answers", tmp_path / "asked")
+    task_of_rows("answers", train=asked, validation=[row | {"question": "m ?"} for row in asked])
     assert "also trained on" not in capsys.readouterr().out
 
 
@@ -222,10 +203,6 @@ def test_columns_are_guessed():
     row = {"label": 1, "premise": "a", "hypothesis": "b", "label_text": "x"}
     task = built("classes", train=[row, row | {"label_text": "y"}], validation=[row | {"premise": "c"}])
     assert task.labels == ["x", "y"] and set(task.tables["train"].column_names) >= {"text", "text_pair", "label"}
-    assert task.problem == "single_label_classification"
-    one, other = ([row | {"label": [row["label"]]} for row in rows] for rows in (ONES, OTHERS))
-    task = built("classes", train=one, validation=other)
-    assert task.problem == "multi_label_classification" and task.right["train"].tolist() == [[1, 0], [0, 1]]
 
 
 def test_numbers_of_tags_get_the_names_of_the_setting():
