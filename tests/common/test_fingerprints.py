@@ -37,24 +37,21 @@ def test_rows_are_told_apart_whatever_they_came_from(tmp_path):
     assert len(prints | {expected}) == len(others) + 1
 
 
-def test_checkpoints_are_told_apart(tmp_path, monkeypatch):
+def test_a_model_of_the_hub_is_that_of_its_copy(tmp_path, monkeypatch):
+    """As the cache has it: the model counts, and not the commit or the card."""
     model = small_model()
-    for name in ("one", "two"):
-        model.save_pretrained(tmp_path / name)
-    expected = model_fingerprint(str(tmp_path / "one"))
-    (tmp_path / "two" / "README.md").write_text("# A model")
-    assert model_fingerprint(str(tmp_path / "two")) == expected
-    model.config.norm_eps = 1e-3
-    model.config.save_pretrained(tmp_path / "two")
-    assert model_fingerprint(str(tmp_path / "two")) != expected
-    # On the Hub, as the cache has it: the model counts, and not the commit.
+    model.save_pretrained(tmp_path / "copy")
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub" / "models--me--mine"
-    shutil.copytree(tmp_path / "one", cached / "snapshots" / commit)
+    shutil.copytree(tmp_path / "copy", cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert model_fingerprint("me/mine") == expected
+    (tmp_path / "copy" / "README.md").write_text("# A model")
+    assert model_fingerprint("me/mine") == model_fingerprint(str(tmp_path / "copy"))
+    model.config.norm_eps = 1e-3
+    model.config.save_pretrained(tmp_path / "copy")
+    assert model_fingerprint("me/mine") != model_fingerprint(str(tmp_path / "copy"))
 
 
 def test_all_modules_of_a_model_count_and_how_it_was_trained_does_not(tmp_path):

@@ -38,13 +38,6 @@ def test_file_then_flags(tmp_path):
     assert parse_config(Settings, args=["--rate", "0.5"])[0] == Settings(0.5)
 
 
-def test_extending_another_file(tmp_path):
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "first.yaml").write_text("rate: 1e-3\nsteps: 5\n")
-    (tmp_path / "base" / "second.yaml").write_text("extends: first.yaml\nsteps: 6\n")
-    assert parse(tmp_path, "extends: base/second.yaml\nlimit: 7\n") == Settings(0.001, steps=6, limit=7)
-
-
 @pytest.mark.parametrize(
     "text, flags, message",
     [

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from neobert_hf.data.documents import KEPT_OPEN, Documents
-from neobert_hf.data.shards import load_tokenizer, read_manifest
+from neobert_hf.data.shards import read_manifest
 from tests.helpers.shards import write_folder
-from tests.helpers.small_tokenizer import small_tokenizer
 
 
 ROWS = [[number % 90] * (4 + number % 7) for number in range(60)]
@@ -40,15 +39,6 @@ def test_what_is_read_is_what_was_written(folder):
     assert [ids.tolist() for ids in documents] == 2 * ROWS
     assert np.concatenate([documents.lengths(shard) for shard in range(10)]).tolist() == [len(row) for row in 2 * ROWS]
     assert documents[0].dtype == np.int64 and documents.shards_in_folder == [5, 5]
-
-
-def test_the_tokenizer_of_a_folder_is_that_of_its_ids(folder):
-    small_tokenizer().save_pretrained(folder / "tokenizer")
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer("ab")["input_ids"][0] == 2 and tokenizer.model_max_length == 8
-    small_tokenizer(200).save_pretrained(folder / "tokenizer")
-    with pytest.raises(ValueError, match="ids up to 199"):
-        load_tokenizer(folder)
 
 
 def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path):
