@@ -43,10 +43,8 @@ sys.modules[PACKAGE].__path__ = [str(FOLDER)]
 module("exporters.test_export", ExportTesterMixin=type("ExportTesterMixin", (), {}))
 module("generation.test_utils", GenerationTesterMixin=type("GenerationTesterMixin", (), {}))
 module("utils.test_configuration_utils", config_common_kwargs={"return_dict": False})
-module("distributed_testing_utils", run_distributed=None)
 modeling_common = importlib.import_module(f"{PACKAGE}.test_modeling_common")
 configuration_common = importlib.import_module(f"{PACKAGE}.test_configuration_common")
-tensor_parallel = importlib.import_module(f"{PACKAGE}.test_tensor_parallel_mixin")
 
 # Which labels a head takes the suite looks up by the names of its classes, in the lists of the models inside.
 TASKS = ("MASKED_LM", "SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING", "MULTIPLE_CHOICE")
@@ -87,7 +85,7 @@ DEPARTURES = {
 }
 
 
-class NeoBERTModelTest(modeling_common.ModelTesterMixin, tensor_parallel.TensorParallelTesterMixin, unittest.TestCase):
+class NeoBERTModelTest(modeling_common.ModelTesterMixin, unittest.TestCase):
     all_model_classes = CLASSES
     model_tester = None
     # Of models without a copyright line the suite does not know the year.

@@ -156,15 +156,12 @@ def test_fsdp2_equals_one_process_and_resumes(flags, one_process, tmp_path):
     sharded, parameters = map(int, re.search(r"(\d+) of (\d+) parameters are sharded", output).groups())
     assert sharded == parameters and "engine FSDP" in output
     assert_close(tmp_path / "run", one_process, weights=2e-5)
-    last = complete_checkpoints(tmp_path / "run")[-1]
-    (last / "complete.json").rename(last / "hidden")
-    assert "resuming from" in start_sharded(flags()).finish()
-    assert_close(tmp_path / "run", one_process, weights=2e-5)
+    interrupted_copy(tmp_path / "run", tmp_path / "resumed", after=3)
     # Another engine is refused while there is something to train, and takes the finished weights over.
-    (last / "complete.json").rename(last / "hidden")
     with pytest.raises(CheckpointError, match="was written by the engine FSDP, but this run uses plain"):
-        run(flags())
-    (last / "hidden").rename(last / "complete.json")
+        run(flags(output_dir=tmp_path / "resumed"))
+    assert "resuming from" in start_sharded(flags(output_dir=tmp_path / "resumed")).finish()
+    assert_close(tmp_path / "resumed", one_process, weights=2e-5)
     shutil.rmtree(tmp_path / "run" / "model")
     training = start_sharded(flags())
     assert 0 not in training.end()
