@@ -5,7 +5,7 @@ import os
 import pytest
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
-from tests.helpers.onnx_checkpoints import save_checkpoint
+from tests.helpers.models import save_checkpoint
 
 
 # No client may ask a server, which would take minutes where there is no network.

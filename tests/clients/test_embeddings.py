@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from neobert_hf import NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTForSequenceClassification, cli
 from tests.clients.plain import TEXTS, logits, same, vectors
 
 
@@ -71,9 +71,7 @@ def test_fastembed(encoder, tmp_path):
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    from tests.helpers.onnx_checkpoints import export
-
-    export(encoder, tmp_path / "exported", precisions=["float32"])
+    cli.main(["export", encoder, str(tmp_path / "exported"), "--precisions", "float32"])
     options = {"pooling": PoolingType.MEAN, "normalization": True, "sources": ModelSource(hf="me/neobert")}
     TextEmbedding.add_custom_model("me/neobert", **options, dim=64, model_file="onnx/model.onnx")
     model = TextEmbedding("me/neobert", specific_model_path=str(tmp_path / "exported"))

@@ -1,6 +1,6 @@
 """What runs a model: pipelines, exports, quantizers, offloading."""
 
-import copy
+from functools import partial
 
 import pytest
 import torch
@@ -11,13 +11,11 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
     NeoBERTModel,
+    cli,
 )
 from tests.clients.plain import TEXTS, logits, same, tokens, vectors
 from tests.helpers.examples import load_example
-from tests.helpers.models import ragged_batch, small_model
-
-
-IDS, MASK = ragged_batch()
+from tests.helpers.models import ragged_batch
 
 
 @torch.no_grad()
@@ -54,57 +52,50 @@ def test_pipelines(encoder, masked_lm, classifier, checkpoint):
     assert same([scores[label] for label in labels], entailment.softmax(0))
 
 
-@pytest.mark.clients("torch")
-@torch.no_grad()
-def test_dynamic_quantization():
-    """The logits have a cosine of more than 0.99 with the plain ones."""
-    model = small_model(NeoBERTForMaskedLM)
-    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
-    assert isinstance(quantized.decoder, torch.ao.nn.quantized.dynamic.Linear)
-    assert similar(quantized, model)
+def dynamic(model):
+    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
 
 
-@pytest.mark.clients("torchao")
-@torch.no_grad()
-@pytest.mark.parametrize("scheme", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
-def test_torchao(scheme):
-    """With weights, or weights and activations in int8: a cosine of more than 0.99, and not the same logits."""
+def torchao(model, scheme: str):
     from torchao import quantization
 
-    model = small_model(NeoBERTForMaskedLM)
-    quantized = copy.deepcopy(model)
-    quantization.quantize_(quantized, getattr(quantization, scheme)())
-    assert similar(quantized, model)
+    quantization.quantize_(model, getattr(quantization, scheme)())
+    return model
 
 
-def similar(quantized, model) -> bool:
-    got, expected = (m(input_ids=IDS, attention_mask=MASK).logits[MASK.bool()] for m in (quantized, model))
-    cosines = torch.cosine_similarity(got.flatten(), expected.flatten(), dim=0)
-    return 0.99 < cosines and not torch.equal(got, expected)
-
-
-@pytest.mark.clients("optimum-quanto")
-@torch.no_grad()
-def test_quanto():
-    """With frozen int8 weights the logits have a cosine of more than 0.99 with the plain ones."""
+def quanto(model):
     from optimum.quanto import freeze, qint8, quantize
 
-    model = small_model(NeoBERTForMaskedLM)
-    quantized = copy.deepcopy(model)
-    quantize(quantized, weights=qint8)
-    freeze(quantized)
-    assert similar(quantized, model)
+    quantize(model, weights=qint8)
+    freeze(model)
+    return model
 
 
-@pytest.mark.clients("bitsandbytes")
-@torch.no_grad()
-def test_bitsandbytes(masked_lm):
-    """Loaded in 8 bits, the logits have a cosine of more than 0.99 with the plain ones."""
+def bitsandbytes(model):
     from transformers import AutoModelForMaskedLM, BitsAndBytesConfig
 
-    settings = BitsAndBytesConfig(load_in_8bit=True)
-    quantized = AutoModelForMaskedLM.from_pretrained(masked_lm, quantization_config=settings, device_map="cpu")
-    assert similar(quantized.eval(), NeoBERTForMaskedLM.from_pretrained(masked_lm).eval())
+    settings, folder = BitsAndBytesConfig(load_in_8bit=True), model.name_or_path
+    return AutoModelForMaskedLM.from_pretrained(folder, quantization_config=settings, device_map="cpu").eval()
+
+
+QUANTIZERS = {
+    "dynamic": (dynamic, pytest.mark.clients("torch")),
+    "weights": (partial(torchao, scheme="Int8WeightOnlyConfig"), pytest.mark.clients("torchao")),
+    "activations": (partial(torchao, scheme="Int8DynamicActivationInt8WeightConfig"), pytest.mark.clients("torchao")),
+    "quanto": (quanto, pytest.mark.clients("optimum-quanto")),
+    "bitsandbytes": (bitsandbytes, pytest.mark.clients("bitsandbytes")),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, (_, mark) in QUANTIZERS.items()])
+def test_quantizers(name, masked_lm):
+    """The logits have a cosine of more than 0.99 with the plain ones, and are not the same."""
+    ids, mask = ragged_batch()
+    model, quantized = (NeoBERTForMaskedLM.from_pretrained(masked_lm).eval() for _ in range(2))
+    quantized = QUANTIZERS[name][0](quantized)
+    got, expected = (m(input_ids=ids, attention_mask=mask).logits[mask.bool()] for m in (quantized, model))
+    assert torch.cosine_similarity(got.flatten(), expected.flatten(), dim=0) > 0.99 and not torch.equal(got, expected)
 
 
 @pytest.mark.clients("openvino")
@@ -112,9 +103,7 @@ def test_openvino(encoder, tmp_path):
     """The exported file's hidden states are the plain ones; vectors of its int8 file have a cosine of 0.99 to them."""
     import openvino
 
-    from tests.helpers.onnx_checkpoints import export
-
-    export(encoder, tmp_path / "exported", precisions=["float32", "int8"])
+    cli.main(["export", encoder, str(tmp_path / "exported"), "--precisions", "float32", "int8"])
     file, expected = tmp_path / "exported/onnx/model.onnx", plain(encoder, NeoBERTModel).last_hidden_state
     inputs = {name: tokens(encoder)[name].numpy() for name in ("input_ids", "attention_mask")}
     # On some CPUs it would round to bfloat16 unasked.

@@ -10,9 +10,8 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf import NeoBERTForMaskedLM
 from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT, small_model
+from tests.helpers.models import ROOT, save_checkpoint
 from tests.helpers.pages import PageRunner
-from tests.helpers.small_tokenizer import small_tokenizer
 
 
 # As many rows as each file of the guides' data may keep.
@@ -66,11 +65,8 @@ def guide_data(tmp_path_factory) -> Path:
         file.write_text("".join(rows))
     code = folder / "data/code.conll"
     code.write_text("\n\n".join(code.read_text().split("\n\n")[:400]))
-    tokenizer = small_tokenizer(model_max_length=64)
-    model = small_model(NeoBERTForMaskedLM, pad_token_id=tokenizer.pad_token_id)
     for name in ("tiny", "domain"):
-        model.save_pretrained(folder / "runs" / name / "model")
-        tokenizer.save_pretrained(folder / "runs" / name / "model")
+        save_checkpoint(folder / "runs" / name / "model", NeoBERTForMaskedLM)
     for name in ("embeddings", "my_embeddings"):
         SentenceTransformer(str(folder / "runs/tiny/model")).save(str(folder / "runs" / name / "model"))
     return folder

@@ -14,6 +14,7 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
+from tests.helpers.small_tokenizer import small_tokenizer
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -61,6 +62,13 @@ def save_encoder(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int = 0
     config = small_config(**sizes, dropout=0.1, pad_token_id=tokenizer.pad_token_id)
     NeoBERTForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_checkpoint(folder: Path, cls=NeoBERTModel, model=None, **changes) -> Path:
+    """A model, or a small one of a class, and a tokenizer of letters for 64 tokens; the folder."""
+    (model or small_model(cls, **changes)).save_pretrained(folder)
+    small_tokenizer(model_max_length=64).save_pretrained(folder)
     return folder
 
 

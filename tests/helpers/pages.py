@@ -25,12 +25,6 @@ PUBLISHED = "chandar-lab/NeoBERT"
 TOO_LARGE = (PUBLISHED, "accelerate launch", "configs/mteb/eng_v1.yaml", "configs/data/", "data/yours", "/shared/")
 # Commands that change the machine, or that only a shell knows.
 NOT_OURS = ("hf auth login", "export ")
-# Scripts with Transformers' TrainingArguments.
-TRAINING = (
-    *("pretrain", "finetune_embeddings", "run_glue"),
-    *("run_classification", "run_token_classification", "run_question_answering"),
-    *("train_sparse_encoder", "train_multi_vector_encoder", "train_reranker", "train_contextual"),
-)
 
 
 class SettingsRead(Exception):
@@ -56,12 +50,6 @@ def pages() -> list[Path]:
 
 def blocks_of(page: Path) -> list[Block]:
     return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)]
-
-
-def links_of(page: Path) -> list[str]:
-    """Targets of links to other files of the repository."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return [link.split("#")[0] for link in re.findall(r"\]\(((?!http|#)[^)\s]+)\)", prose)]
 
 
 @dataclass
@@ -136,11 +124,11 @@ def read_settings(name: str, args: list[str]) -> None:
         parse(parser, *arguments, **options)  # It raises if it does not know an option.
         raise SettingsRead
 
-    # bfloat16 is an error on a CPU that was not asked for.
-    cpu = ["--use_cpu", "true"] if name in TRAINING else []
     with (
-        patch.object(sys, "argv", [name, *args, *cpu]),
+        patch.object(sys, "argv", [name, *args]),
         patch.object(HfArgumentParser, "parse_args_into_dataclasses", read),
+        # Some commands are for a GPU.
+        patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True),
         pytest.raises(SettingsRead),
     ):
         load_example(name).main()

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings.contextual import build_contextual_encoder
 from neobert_hf.embeddings.models import build_encoder
-from tests.helpers.onnx_checkpoints import save_checkpoint
+from tests.helpers.models import save_checkpoint
 
 
 JAVASCRIPT = Path(__file__).parent / "transformers_js"

@@ -16,8 +16,7 @@ from neobert_hf.cli import main
 from neobert_hf.common.files import write_json
 from neobert_hf.hub.doctor import CHECKS, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, compare_outputs, record_outputs
-from tests.helpers.models import small_model
-from tests.helpers.onnx_checkpoints import save_checkpoint
+from tests.helpers.models import save_checkpoint, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 
@@ -130,11 +129,15 @@ def test_damage_is_found_and_named(kind, change, check, name, healthy, tmp_path,
 
 
 @pytest.mark.parametrize("kind, width", [(SparseEncoder, 100), (MultiVectorEncoder, 128), (CrossEncoder, 1)])
-def test_every_kind_of_sentence_transformers_model(kind, width, masked_lm, tmp_path):
+def test_every_kind_of_sentence_transformers_model(kind, width, masked_lm, tmp_path, capsys):
+    """It is also published."""
     scorer = save_checkpoint(tmp_path / "scorer", NeoBERTForSequenceClassification, num_labels=1)
     kind(str(scorer if kind is CrossEncoder else masked_lm), device="cpu").save_pretrained(str(tmp_path / "model"))
-    (finding,) = [finding for finding in diagnose(tmp_path / "model") if finding.check == MODULES]
-    assert finding.status == "ok" and f" {width} dim" in finding.text, finding
+    assert main(["publish", str(tmp_path / "model"), "me/model", "--dry_run"]) is None
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (line,) = [line for line in lines if line[1:2] == [MODULES]]
+    assert line[0] == "ok" and line[-2:] == [str(width), "dimensions"]
+    assert ["ok", "outputs"] in [line[:2] for line in lines]
 
 
 def test_no_code_of_the_folder_is_run(healthy, tmp_path):

@@ -1,4 +1,4 @@
-"""`neobert-hf export`: ONNX files give the numbers of PyTorch in ONNX Runtime, with PyTorch and without."""
+"""`neobert-hf export`: ONNX files give the numbers of PyTorch in ONNX Runtime, also without PyTorch, and in Node."""
 
 import json
 import runpy
@@ -10,7 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
-from transformers import pipeline
+from transformers import AutoTokenizer, pipeline
 
 from neobert_hf import (
     NeoBERTForMaskedLM,
@@ -20,24 +20,20 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
+from neobert_hf.cli import main
 from neobert_hf.common.files import FolderInUse, folder_lock
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.examples import load_example
-from tests.helpers.models import ROOT, ragged_batch, small_model
+from tests.helpers.models import ROOT, ragged_batch, save_checkpoint, small_model
 
 
 # Exports take a minute each where the machine is busy.
 pytestmark = pytest.mark.slow
 
-
 onnx = pytest.importorskip("onnx", reason="pip install 'neobert_hf[export]'")
-pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'neobert_hf[export]'")
 
-import onnxruntime  # noqa: E402
-
-from neobert_hf.cli import main  # noqa: E402
 from neobert_hf.hub.export import FILES, LARGEST_ERROR  # noqa: E402
-from tests.helpers.onnx_checkpoints import export, save_checkpoint  # noqa: E402
 
 
 # Of many lengths, in no order; the last is cut at 32 tokens, like the encoder's. Batches of three have padding.
@@ -45,12 +41,16 @@ TEXTS = ["cats and dogs " * 3, "a query", "x", "", "the " * 20, "a long document
 MASKED = "cats and [MASK]ogs"
 
 
+def export(source, output, *flags: str) -> None:
+    assert main(["export", str(source), str(output), *flags]) is None
+
+
 @pytest.fixture(scope="module")
 def exported(masked_lm, embedder, tmp_path_factory):
-    """The folders `fill`, of the masked language model in all precisions, and `embed`."""
+    """The folders `fill`, of the masked language model, and `embed`, in all precisions."""
     folder = tmp_path_factory.mktemp("exported")
-    assert main(["export", str(masked_lm), str(folder / "fill")]) is None
-    export(embedder, folder / "embed", precisions=["float32"])
+    export(masked_lm, folder / "fill")
+    export(embedder, folder / "embed")
     return folder
 
 
@@ -161,7 +161,7 @@ VARIANTS = {
 def test_heads_and_variants(tmp_path, variant):
     build, outputs, precision, lengths = VARIANTS[variant]
     model, (ids, mask) = build(), ragged_batch(lengths)
-    export(save_checkpoint(tmp_path / "model", model=model), tmp_path / "exported", precisions=[precision])
+    export(save_checkpoint(tmp_path / "model", model=model), tmp_path / "exported", "--precisions", precision)
     got = run_file(tmp_path / "exported", ids, mask, precision)
     assert error_of(got, model, ids, mask, outputs) <= LARGEST_ERROR[precision]
 
@@ -202,7 +202,7 @@ def test_example_follows_the_settings_of_the_model(encoder, tmp_path):
     modules = [build_encoder(str(encoder), max_length=6)[0], Pooling(64, "cls")]
     model = SentenceTransformer(modules=modules, device="cpu", **options)
     model.save(str(tmp_path / "model"))
-    export(tmp_path / "model", tmp_path / "exported", precisions=["float32"])
+    export(tmp_path / "model", tmp_path / "exported", "--precisions", "float32")
     example = load_example("onnx_inference").OnnxModel(tmp_path / "exported")
     for name, arguments in (("encode", {}), ("encode_query", {}), ("encode", {"normalize_embeddings": True})):
         expected = getattr(model, name)(TEXTS, **arguments)
@@ -221,6 +221,42 @@ def test_example_names_a_folder_that_is_no_export(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["onnx_inference.py", str(folder), "a text"])
         with pytest.raises(SystemExit, match=f"`folder` is '{folder}'"):
             runpy.run_path(str(ROOT / "examples" / "onnx_inference.py"), run_name="__main__")
+
+
+# transformers.js
+
+
+def test_transformers_js_computes_what_pytorch_does(masked_lm, embedder, exported, node_modules, tmp_path):
+    """Ids, embeddings, filled masks and classes, on onnxruntime's own binding for Node."""
+    classifier = save_checkpoint(tmp_path / "classifier", NeoBERTForSequenceClassification, num_labels=3)
+    export(classifier, exported / "classify", "--precisions", "float32")
+    texts, masked = ["A query about cats!", "a document (of 12 words), héllo", "x"], [MASKED, "[MASK] e i o u"]
+    largest = {"fp32": 1e-5, "fp16": 1e-2, "q8": 1e-1}
+    requests = [{"task": "text-classification", "folder": "classify", "dtype": "fp32", "texts": texts}]
+    for dtype in largest:
+        pooled = {"pooling": "mean", "normalize": True}
+        requests.append({"task": "feature-extraction", "folder": "embed", "texts": texts, "options": pooled})
+        requests.append({"task": "fill-mask", "folder": "fill", "texts": masked})
+        requests[-1]["dtype"] = requests[-2]["dtype"] = dtype
+    (tmp_path / "requests.json").write_text(json.dumps(requests))
+    command = ["node", "check.mjs", exported, tmp_path / "requests.json"]
+    done = subprocess.run(command, cwd=node_modules.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    classes, *results = json.loads(done.stdout)
+
+    for wanted, got in zip(pipeline("text-classification", str(classifier))(texts), classes["output"], strict=True):
+        assert got["label"] == wanted["label"] and abs(got["score"] - wanted["score"]) <= 1e-5
+    model = SentenceTransformer(str(embedder), device="cpu")
+    vectors, guesses = model.encode(texts, normalize_embeddings=True), pipeline("fill-mask", str(masked_lm))(masked)
+    for dtype, embedded, filled in zip(largest, results[::2], results[1::2]):
+        assert embedded["ids"] == model.tokenizer(texts)["input_ids"]
+        assert np.abs(np.array(embedded["output"]) - vectors).max() <= largest[dtype]
+        assert filled["ids"] == AutoTokenizer.from_pretrained(masked_lm)(masked)["input_ids"]
+        for wanted, got in zip(guesses, filled["output"], strict=True):
+            scores = np.array([[guess["score"] for guess in each] for each in (wanted, got)])
+            assert np.abs(scores[0] - scores[1]).max() <= largest[dtype]
+            if dtype == "fp32":
+                assert [guess["sequence"] for guess in wanted] == [guess["sequence"] for guess in got]
 
 
 # What cannot be exported

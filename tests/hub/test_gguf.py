@@ -13,8 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.cli import main
 from neobert_hf.data.tokenizer import train_bpe
-from tests.helpers.models import ROOT, small_model
-from tests.helpers.onnx_checkpoints import save_checkpoint
+from tests.helpers.models import ROOT, save_checkpoint, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
 

@@ -154,10 +154,11 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     text_length = config.max_length
     if sentence_class(source):
         sentences = load_sentence_model(source, dtype)
-        text_length = sentences.max_seq_length or text_length
+        model, text_length = sentences[0].model.eval(), sentences.max_seq_length or text_length
         sentences.save_pretrained(str(folder), model_name=settings.repo_id)
     else:
-        load_model(find_class(config), source, dtype=dtype).save_pretrained(folder)
+        model = load_model(find_class(config), source, dtype=dtype, attn_implementation="sdpa")
+        model.save_pretrained(folder)
         if (source / "README.md").is_file():
             shutil.copyfile(source / "README.md", folder / "README.md")
     tokenizer.save_pretrained(folder)
@@ -166,12 +167,10 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         values = read_json(folder / "config.json")
         write_json(folder / "config.json", values | {"dtype": str(config.dtype).removeprefix("torch.")})
 
-    # 3. Outputs and card
-    model = load_model(find_class(config), folder, dtype=torch.float32, attn_implementation="sdpa")
-    write_json(folder / GOLDEN_FILE, record_outputs(model, tokenizer))
+    # 3. Card and outputs
     address = settings.package_url or PLACEHOLDER
-    card = build_card(folder, model.to(dtype), text_length, settings.repo_id, address, facts)
-    card.save(folder / "README.md")
+    build_card(folder, model, text_length, settings.repo_id, address, facts).save(folder / "README.md")
+    write_json(folder / GOLDEN_FILE, record_outputs(model.float(), tokenizer))
 
     # 4. Check
     findings = diagnose(folder)
