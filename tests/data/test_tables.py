@@ -107,7 +107,7 @@ def test_parquet_gives_only_what_is_asked_for_and_labels_by_name(tmp_path):
         {"text": "a", "label": "yes", "tags": ["no", "yes"]},
         {"text": "b", "label": None, "tags": []},
     ]
-    with pytest.raises(ValueError, match="a.parquet, row 0: .*'body'.* 'text', 'image'"):
+    with pytest.raises(ValueError, match="a.parquet has no column 'body'; it has 'text', 'image'"):
         cells(file, ["body"])
     with pytest.raises(ValueError, match="a.parquet, row 0: 'image' holds dict"):
         list(stream_text(str(file), "image"))

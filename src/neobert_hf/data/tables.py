@@ -44,6 +44,15 @@ def is_empty(text: str | None) -> bool:
     return not text or all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
+class NoColumnError(ValueError):
+    """A table is sound, but lacks a column that was asked for."""
+
+
+def _no_column(name: str, found: Iterable[str]) -> str:
+    names = ", ".join(map(repr, found)) or "none"
+    return f"has no column {name!r}; it has {names}. Choose one of these in the settings, or rename it in the file."
+
+
 @dataclass
 class Row:
     """A row of a table: its cells by column, and where it stands.
@@ -74,8 +83,7 @@ class Row:
     def cell(self, column: str) -> Any:
         """What a column holds, as it is; ValueError if there is no such column."""
         if column not in self.cells:
-            found = ", ".join(map(repr, self.cells)) or "none"
-            raise ValueError(f"{self.place} has no column {column!r}; it has {found}. Name one of these, or add it.")
+            raise ValueError(f"{self.place} {_no_column(column, self.cells)}")
         return self.cells[column]
 
     def text(self, column: str) -> str:
@@ -239,7 +247,7 @@ def _read_dataset(table: Dataset | IterableDataset, columns: Sequence[str] | Non
 def _check_columns(wanted: Sequence[str] | None, found: Sequence[str]) -> None:
     for name in wanted or ():
         if name not in found:
-            raise ValueError(f"there is no column {name!r}; there are {', '.join(map(repr, found))}")
+            raise NoColumnError(_no_column(name, found))
 
 
 def _rows_of_batches(
@@ -336,6 +344,8 @@ def _number_rows(source: str, rows: Iterable[dict[str, Any]], first: int = 0) ->
             index += 1
     except (ConnectionError, FileNotFoundError, MemoryError):  # Not the fault of a row.
         raise
+    except NoColumnError as error:
+        raise ValueError(f"{source} {error}") from error
     except Exception as error:  # Each format and each compression raises its own errors.
         raise _unreadable(f"{source}, row {index:,}", error) from error
 

@@ -42,7 +42,7 @@ class PseudoPerplexityArguments:
         metadata={"help": "name=path or name=Hub id of each masked language model", "path": "name=or Hub id"}
     )
     source: str = field(
-        metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset", "path": "or Hub id"}
+        metadata={"help": "text or Markdown files, Parquet, JSON lines, CSV, or a Hub dataset", "path": "or Hub id"}
     )
     output_dir: str = field(metadata={"help": "folder for losses, scores and the plot", "path": True})
     text_column: str = field(default="text", metadata={"help": "column that holds the text"})

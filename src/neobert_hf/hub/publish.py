@@ -195,7 +195,7 @@ def send(folder: Path, kind: str, settings: PublishSettings) -> None:
         if kind == "model":
             print("A push deletes what an earlier model left there: weights, ONNX files, tokenizer, modules.")
         if kind == "model" and settings.package_url is None:
-            print(f"The card says {PLACEHOLDER} where others get this package: a push asks for `--package_url`.")
+            print(f"In the card {PLACEHOLDER} stands for the address of this package: a push asks for `--package_url`.")
         return
     api = HfApi(library_name="neobert_hf")
     # An existing repository stays as it is.

@@ -24,7 +24,7 @@ class SourceSettings:
     """What is indexed."""
 
     source: str = field(
-        metadata={"help": "text or Markdown files, Parquet, JSON lines, or a Hub dataset", "path": "or Hub id"}
+        metadata={"help": "text or Markdown files, Parquet, JSON lines, CSV, or a Hub dataset", "path": "or Hub id"}
     )
     name: str | None = field(
         default=None,

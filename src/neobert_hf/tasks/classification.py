@@ -91,7 +91,8 @@ class Classification(Task):
         texts, label = settings.choose_columns(splits["train"][0].cells)
         self.several = are_several(splits["train"], label, settings.label_separator)
         self.problem = "multi_label_classification" if self.several else "single_label_classification"
-        print(f"columns: text {' and '.join(texts)}, label {label}; {self.problem} (settings can name others)")
+        found = f"texts in {' and '.join(map(repr, texts))}, labels in {label!r}"
+        print(f"columns: {found}; {self.problem} (settings can name others)")
         self.texts = ["text", "text_pair"][: len(texts)]
 
         def parse(row: Row) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class TokenClassification(Task):
         columns = list(splits["train"][0].cells)
         words = choose_column(columns, settings.word_column, WORDS, "word_column")
         tags = choose_column(columns, settings.tag_column, TAGS, "tag_column")
-        print(f"columns: words {words}, tags {tags} (settings can name others)", flush=True)
+        print(f"columns: words in {words!r}, tags in {tags!r} (settings can name others)", flush=True)
         self.tables = parse_splits(
             splits,
             lambda row: words_and_tags(row, words, tags, settings.tag_names),
