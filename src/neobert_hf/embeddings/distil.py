@@ -23,7 +23,7 @@ from neobert_hf.common.fingerprints import depends_on, model_fingerprint, texts_
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.embeddings.student import Student, StudentSettings, cosine_to_teacher
 from neobert_hf.embeddings.teacher import Answers, Text, fast_bfloat16
-from neobert_hf.training.arguments import BF16, fix, result_settings
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, result_settings
 from neobert_hf.training.trainer import ResumableTrainer
 
 
@@ -75,6 +75,7 @@ class DistilArguments(TrainingArguments):
         if self.bf16 is None:
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = fast_bfloat16(torch.device(device))
+        follow_hardware(self)
         super().__post_init__()
 
 
