@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,27 @@ from transformers import AutoTokenizer
 
 from tests.helpers.embedding_runs import run
 from tests.helpers.models import save_encoder
+
+
+# What datasets.yaml says.
+ANSWER = {"query": "question", "positive": "answer", "instruction": "Find the answer."}
+DESCRIPTION = {
+    "train": {
+        "triplets": ANSWER | {"source": "triplets.parquet", "negatives": "wrong"},
+        "pairs": {"source": "pairs.jsonl", "query": "title", "positive": "body", "instruction": "Find the text."},
+        "nested": {
+            "source": "nested.parquet",
+            "query": "set.query",
+            "positive": "set.pos.0",
+            "negatives": "set.neg.*",
+            "instruction": "",
+        },
+    },
+    "evaluation": {
+        "retrieval": ANSWER | {"source": "test.parquet"},
+        "sts": {"source": "sts.parquet", "query": "a", "positive": "b", "instruction": "Similar?"},
+    },
+}
 
 
 @pytest.fixture(scope="session")
@@ -54,46 +76,20 @@ def data(corpus, tmp_path_factory) -> Path:
     Dataset.from_list(rows[330:360]).to_parquet(folder / "test.parquet")
     sts = [{"a": row["question"], "b": row["answer"][:40], "score": n / 20} for n, row in enumerate(rows[360:380])]
     Dataset.from_list(sts).to_parquet(folder / "sts.parquet")
-    (folder / "datasets.yaml").write_text(yaml.safe_dump(describe(folder), sort_keys=False))
+    (folder / "datasets.yaml").write_text(yaml.safe_dump(DESCRIPTION, sort_keys=False))
     return folder
-
-
-def describe(folder: Path) -> dict:
-    """What datasets.yaml says."""
-    answer = {"query": "question", "positive": "answer", "instruction": "Find the answer."}
-    return {
-        "train": {
-            "triplets": answer | {"source": str(folder / "triplets.parquet"), "negatives": "wrong"},
-            "pairs": {
-                "source": str(folder / "pairs.jsonl"),
-                "query": "title",
-                "positive": "body",
-                "instruction": "Find the text.",
-            },
-            "nested": {
-                "source": str(folder / "nested.parquet"),
-                "query": "set.query",
-                "positive": "set.pos.0",
-                "negatives": "set.neg.*",
-                "instruction": "",
-            },
-        },
-        "evaluation": {
-            "retrieval": answer | {"source": str(folder / "test.parquet")},
-            "sts": {"source": str(folder / "sts.parquet"), "query": "a", "positive": "b", "instruction": "Similar?"},
-        },
-    }
 
 
 @pytest.fixture
 def edit(data, tmp_path):
-    """Write datasets.yaml with a change to its content elsewhere."""
+    """Write another description beside datasets.yaml, with a change to its content."""
 
     def write(change) -> Path:
-        description = describe(data)
+        description = deepcopy(DESCRIPTION)
         change(description)
-        (tmp_path / "edited.yaml").write_text(yaml.safe_dump(description, sort_keys=False))
-        return tmp_path / "edited.yaml"
+        file = data / f"{tmp_path.name}.yaml"
+        file.write_text(yaml.safe_dump(description, sort_keys=False))
+        return file
 
     return write
 

@@ -1,7 +1,6 @@
 """LoRA: the merged model is the one that was trained, and a run that was interrupted ends with the same bits."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.embeddings.models import build
 from neobert_hf.training.adapters import LoraArguments, add_adapters, merge_adapters
-from tests.helpers.embedding_runs import assert_same_weights, losses_of, run, to_flags
+from tests.helpers.embedding_runs import assert_same_weights, interrupted, losses_of, run, to_flags
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
@@ -72,10 +71,8 @@ def test_a_run_with_adapters_leaves_a_plain_model(settings, encoder, tmp_path):
 
 def test_a_resumed_run_with_adapters_ends_with_the_same_bits(settings, tmp_path):
     """Of a reranker, whose new head is trained as a whole beside them."""
-    output, changes = tmp_path / "run", settings(max_steps=6, save_steps=3, lora_rank=4, eval_strategy="no")
+    changes = settings(max_steps=6, save_steps=3, lora_rank=4, eval_strategy="no")
+    run("reranker", changes | {"output_dir": tmp_path / "whole"})
+    interrupted(tmp_path / "whole", tmp_path / "run")
     run("reranker", changes)
-    shutil.copytree(output, tmp_path / "whole")
-    for name in ("model", "checkpoint-6"):
-        shutil.rmtree(output / name)
-    run("reranker", changes)
-    assert_same_weights(output, tmp_path / "whole")
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")

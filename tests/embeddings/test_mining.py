@@ -21,7 +21,7 @@ def mine(data, edit, settings, tmp_path):
     # Some queries stand in two places, between others.
     rows += [row | {"body": f"also {row['body']}"} for row in rows[:10]]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = edit(lambda content: content["train"]["pairs"].update(source="pairs.jsonl"))
+    file = edit(lambda content: content["train"]["pairs"].update(source=str(tmp_path / "pairs.jsonl")))
     changes = {"datasets": file, "only": "pairs", "negatives": 3, "max_steps": 1, "save_steps": 1}
 
     def with_miner(miner) -> Dataset:

@@ -44,15 +44,11 @@ def flags(documents, encoder, tmp_path):
     return build
 
 
-def test_from_documents_to_numbers_and_an_index(flags, documents, encoder, tmp_path, capsys):
+def test_from_documents_to_numbers_and_an_index(flags, encoder, tmp_path, capsys):
     recipe.main(flags())
     printed, run = capsys.readouterr().out, tmp_path / "run"
     train, held_out = (Dataset.from_parquet(str(run / f"pairs{part}.parquet")) for part in ("", "_held_out"))
     assert set(train["kind"]) == {"title", "sentence"} and len(train) > 3 * len(held_out) > 15
-    # No document has pairs on both sides.
-    files = {file: " ".join(file.read_text().split()) for file in documents.iterdir()}
-    sides = [{f for f, text in files.items() for p in part["positive"] if p in text} for part in (train, held_out)]
-    assert sides[0] and sides[1] and sides[0].isdisjoint(sides[1])
     report = json.loads((run / "report.json").read_text())
     assert report["queries"] == len(held_out) and len(report["ndcg_at_10"]) == 6
     for name, score in report["ndcg_at_10"].items():

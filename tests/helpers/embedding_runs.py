@@ -1,12 +1,13 @@
 """Small runs of the four recipes that train embedding models and rerankers."""
 
 import json
+import shutil
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
+from neobert_hf.common.fingerprints import file_checksum
+from neobert_hf.training.run_checkpoints import complete_checkpoints, step_of
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
@@ -63,8 +64,18 @@ def losses_of(log: list[dict]) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
+def interrupted(whole: Path, output: Path) -> None:
+    """Copy a run as if it had stopped after its first checkpoint."""
+    shutil.copytree(whole, output)
+    _, *later = sorted(complete_checkpoints(output), key=step_of)
+    for folder in (*later, output / "model"):
+        shutil.rmtree(folder)
+
+
 def assert_same_weights(first: Path, second: Path) -> None:
-    first_weights, second_weights = (load_file(folder / "model" / "model.safetensors") for folder in (first, second))
-    assert first_weights.keys() == second_weights.keys()
-    for name, tensor in first_weights.items():
-        assert torch.equal(tensor, second_weights[name]), name
+    """Of all modules of the models that two runs left, to the bit."""
+    found, expected = (
+        {str(file.relative_to(folder)): file_checksum(file) for file in folder.glob("model/**/*.safetensors")}
+        for folder in (first, second)
+    )
+    assert found == expected != {}

@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import numpy as np
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 from weaviate.proto.v1 import (
     base_pb2,
     batch_delete_pb2,
@@ -84,13 +85,7 @@ class FakeWeaviateServer(weaviate_pb2_grpc.WeaviateServicer):
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
         self.grpc = grpc.server(ThreadPoolExecutor(2))
         weaviate_pb2_grpc.add_WeaviateServicer_to_server(self, self.grpc)
-        check = grpc.unary_unary_rpc_method_handler(
-            lambda request, context: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING),
-            health_pb2.HealthCheckRequest.FromString,
-            health_pb2.HealthCheckResponse.SerializeToString,
-        )
-        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
-        self.grpc.add_generic_rpc_handlers((health,))
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), self.grpc)
         self.grpc_port = self.grpc.add_insecure_port("127.0.0.1:0")
         self.grpc.start()
         return self
