@@ -10,10 +10,11 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.embeddings.models import build
 from neobert_hf.training.adapters import LoraArguments, add_adapters, merge_adapters
-from tests.helpers.embedding_runs import assert_same_weights, interrupted, losses_of, run, to_flags
+from tests.helpers.embedding_runs import losses_of, run, to_flags
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 from tests.helpers.other_encoders import save_other_encoder
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy
 
 
 TEXTS = ["a list of words", "for loops and x"]
@@ -73,6 +74,6 @@ def test_a_resumed_run_with_adapters_ends_with_the_same_bits(settings, tmp_path)
     """Of a reranker, whose new head is trained as a whole beside them."""
     changes = settings(max_steps=6, save_steps=3, lora_rank=4, eval_strategy="no")
     run("reranker", changes | {"output_dir": tmp_path / "whole"})
-    interrupted(tmp_path / "whole", tmp_path / "run")
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=3)
     run("reranker", changes)
     assert_same_weights(tmp_path / "run", tmp_path / "whole")

@@ -8,7 +8,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from tests.helpers.examples import load_example
+from tests.helpers.examples import load_example, to_flags
 
 
 # Also texts of three tokens, which are rounded in another way where they are computed alone.
@@ -22,13 +22,12 @@ def model(encoder, tmp_path_factory) -> str:
     return folder
 
 
-def embed(tmp_path, model: str, *flags: str, name: str = "vectors", parts: int = 1) -> np.ndarray:
+def embed(tmp_path, model: str, name: str = "vectors", parts: int = 1, **changes) -> np.ndarray:
     source = tmp_path / "corpus.jsonl"
     source.write_text("".join(json.dumps({"text": text, "id": f"t{n}"}) + "\n" for n, text in enumerate(TEXTS)))
-    output = tmp_path / name
-    arguments = ["--model", model, "--source", str(source), "--output_dir", str(output), "--id_column", "id"]
-    load_example("embed").main([*arguments, *flags])
-    tables = [pq.read_table(file) for file in sorted(output.glob("*.parquet"))]
+    settings = {"model": model, "source": source, "output_dir": tmp_path / name, "id_column": "id"} | changes
+    load_example("embed").main(to_flags(settings))
+    tables = [pq.read_table(file) for file in sorted((tmp_path / name).glob("*.parquet"))]
     assert len(tables) == parts
     assert [id for table in tables for id in table["id"].to_pylist()] == [f"t{number}" for number in range(149)]
     return np.concatenate([np.stack(table["vector"].to_numpy(zero_copy_only=False)) for table in tables])
@@ -37,12 +36,12 @@ def embed(tmp_path, model: str, *flags: str, name: str = "vectors", parts: int =
 def test_vectors_are_those_of_the_model(tmp_path, model):
     assert np.array_equal(embed(tmp_path, model), SentenceTransformer(model).encode_document(TEXTS))
     with pytest.raises(SettingsMismatch, match="max_length"):
-        embed(tmp_path, model, "--max_length", "16")
+        embed(tmp_path, model, max_length=16)
 
 
 def test_parts_of_any_size_give_the_same_bits(tmp_path, model):
     whole, *others = [
-        embed(tmp_path, model, "--batch_size", "2", "--rows_per_part", rows, name=rows, parts=parts)
-        for rows, parts in (("8192", 1), ("100", 2), ("6", 3))
+        embed(tmp_path, model, str(rows), parts, batch_size=2, rows_per_part=rows)
+        for rows, parts in ((8192, 1), (100, 2), (6, 3))
     ]
     assert all(np.array_equal(whole, other) for other in others)

@@ -14,8 +14,8 @@ from neobert_hf.common.fingerprints import SettingsMismatch
 from neobert_hf.data.tables import stream_text
 from neobert_hf.embeddings import teacher
 from neobert_hf.embeddings.prompts import prompt_of
-from tests.helpers.embedding_runs import assert_same_weights, interrupted
-from tests.helpers.examples import load_example
+from tests.helpers.examples import load_example, to_flags
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy
 
 
 SMALL = {
@@ -60,10 +60,7 @@ def distil(teachers, corpus):
 
     def run(output: Path, **changes) -> Path:
         paths = {"teacher": teachers["normalised"], "texts": corpus / "train.jsonl", "output_dir": output}
-        flags = []
-        for name, each in (paths | SMALL | changes).items():
-            flags += [f"--{name}", *map(str, each if isinstance(each, tuple) else [each])]
-        load_example("distil").main(flags)
+        load_example("distil").main(to_flags(paths | SMALL | changes))
         return output
 
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +108,7 @@ def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
 
 def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):
     """What the teacher has read stays, and other settings are refused by name."""
-    interrupted(students["free"], tmp_path / "run")
+    interrupted_copy(students["free"], tmp_path / "run", after=20)
     read = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "teacher").rglob("*.safetensors")}
     for setting, change in (("num_train_epochs", 3), ("learning_rate", 1e-3), ("texts", corpus / "validation.jsonl")):
         with pytest.raises(SettingsMismatch, match=setting):
@@ -140,10 +137,10 @@ def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distil, corpus, 
     large = distil(tmp_path / "large", num_hidden_layers=3, passages=100) / "model"
     texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
     wanted = SentenceTransformer(str(large)).encode(texts, convert_to_tensor=True)
-    for layers, least in (((0, 1, 2), 0.9999), ((0, 2), 0.5)):
+    for layers, count, least in (("0 1 2", 3, 0.9999), ("0 2", 2, 0.5)):
         settings = UNTRAINED | {"teacher": large, "student": large, "layers": layers, "passages": 100}
-        model = SentenceTransformer(str(distil(tmp_path / str(len(layers)), **settings) / "model"))
-        assert len(model[0].model.transformer_encoder) == model[0].model.config.num_hidden_layers == len(layers)
+        model = SentenceTransformer(str(distil(tmp_path / str(count), **settings) / "model"))
+        assert len(model[0].model.transformer_encoder) == model[0].model.config.num_hidden_layers == count
         assert F.cosine_similarity(model.encode(texts, convert_to_tensor=True), wanted).mean() > least
 
 

@@ -9,19 +9,24 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from neobert_hf.common.fingerprints import SettingsMismatch
-from tests.helpers.embedding_runs import KINDS, RECIPES, assert_same_weights, interrupted, run, to_flags
-from tests.helpers.pretraining_runs import ScriptProcesses, launched_environments
+from tests.helpers.embedding_runs import KINDS, RECIPES, run, to_flags
+from tests.helpers.pretraining_runs import (
+    ScriptProcesses,
+    assert_same_weights,
+    interrupted_copy,
+    launched_environments,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind):
-    interrupted(trained[kind], tmp_path / "run")
+    interrupted_copy(trained[kind], tmp_path / "run", after=6)
     run(kind, settings(eval_strategy="no"))
     assert_same_weights(tmp_path / "run", trained[kind])
 
 
 def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, data, encoder, helper, tmp_path):
-    interrupted(trained["dense"], tmp_path / "run")
+    interrupted_copy(trained["dense"], tmp_path / "run", after=6)
     shutil.copytree(data, tmp_path / "data")
     shutil.copytree(encoder, tmp_path / "encoder")
     # Other rows, and as many, in the same file.

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from neobert_hf.search.index import open_index
 from tests.helpers.embedding_runs import SMALL
-from tests.helpers.examples import load_example
+from tests.helpers.examples import load_example, to_flags
 
 
 pytest.importorskip("lancedb")
@@ -38,8 +38,7 @@ def flags(documents, encoder, tmp_path):
 
     def build(**changes) -> list[str]:
         settings = {"documents": documents, "model": encoder, "output_dir": tmp_path / "run"}
-        settings |= {"training": tmp_path / "training.yaml", "held_out": 0.2, "negatives": 2} | changes
-        return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        return to_flags(settings | {"training": tmp_path / "training.yaml", "held_out": 0.2, "negatives": 2} | changes)
 
     return build
 

@@ -1,14 +1,11 @@
 """Small runs of the four recipes that train embedding models and rerankers."""
 
 import json
-import shutil
 from pathlib import Path
 
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-from neobert_hf.common.fingerprints import file_checksum
-from neobert_hf.training.run_checkpoints import complete_checkpoints, step_of
-from tests.helpers.examples import load_example
+from tests.helpers import examples
 from tests.helpers.models import ROOT
 
 
@@ -43,15 +40,12 @@ RECIPES = KINDS | {"contextual": ("train_contextual", "contextual_small.yaml", S
 
 def to_flags(kind: str, settings: dict) -> list[str]:
     """The command line of a small run, with these settings beside those of `SMALL` and of the kind's configuration."""
-    flags = ["--config", str(ROOT / "configs" / "embeddings" / RECIPES[kind][1])]
-    for name, value in (SMALL | settings).items():
-        flags += [f"--{name}", *str(value).split()]
-    return flags
+    return examples.to_flags({"config": ROOT / "configs" / "embeddings" / RECIPES[kind][1]} | SMALL | settings)
 
 
 def run(kind: str, settings: dict) -> list[dict]:
     """Train in this process and return the log."""
-    load_example(RECIPES[kind][0]).main(to_flags(kind, settings))
+    examples.load_example(RECIPES[kind][0]).main(to_flags(kind, settings))
     return json.loads((Path(settings["output_dir"]) / "log.json").read_text())
 
 
@@ -62,20 +56,3 @@ def load(kind: str, folder: Path, **options):
 
 def losses_of(log: list[dict]) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
-
-
-def interrupted(whole: Path, output: Path) -> None:
-    """Copy a run as if it had stopped after its first checkpoint."""
-    shutil.copytree(whole, output)
-    _, *later = sorted(complete_checkpoints(output), key=step_of)
-    for folder in (*later, output / "model"):
-        shutil.rmtree(folder)
-
-
-def assert_same_weights(first: Path, second: Path) -> None:
-    """Of all modules of the models that two runs left, to the bit."""
-    found, expected = (
-        {str(file.relative_to(folder)): file_checksum(file) for file in folder.glob("model/**/*.safetensors")}
-        for folder in (first, second)
-    )
-    assert found == expected != {}
