@@ -39,7 +39,7 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
     weights["model.layer_norm.weight"] *= 2
     save_file(weights, tmp_path / "encoder" / "model.safetensors", {"format": "pt"})
     changes = {"datasets": described, "model": tmp_path / "encoder", "learning_rate": 1e-3, "temperature": 0.05}
-    changes |= {"guide": helper, "miner": helper, "negatives": 2}
+    changes |= {"guide": helper, "miner": helper, "negatives": 2, "lora_rank": 4}
     with pytest.raises(SettingsMismatch) as error:
         run("dense", settings(**changes))
     # The other datasets are the same under another path.
@@ -50,6 +50,7 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
         "datasets.pairs.instruction",
         "guide",
         "learning_rate",
+        "lora_rank",
         "miner",
         "model",
         "negatives",
