@@ -1,11 +1,9 @@
 """Local tasks: what MTEB is given of one's own files, and which files are refused."""
 
 import math
-from pathlib import Path
 
 import pytest
 import yaml
-from datasets import Dataset
 
 from neobert_hf.evaluation.mteb.local_tasks import LocalTask, make_task, read_local_tasks
 from tests.helpers.mteb_tasks import write_rows
@@ -45,42 +43,32 @@ def test_labels_of_pairs_may_be_words(tmp_path):
     assert task.dataset["test"][:] == {"sentence1": ["a", "c"], "sentence2": ["b", "1"], "label": [1, 0]}
 
 
+PAIR = {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}
+TWO_PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "score": [1.0, math.nan]}
+LISTS = {"query": ["a", "b"], "positive": [["a"], []], "negative": [["b"], ["a"]]}
+LEARNED = {"type": "Classification", "train": "train.jsonl"}
+
+# The description, the rows, and what the error names.
 BAD_TASKS = [
-    ({"type": "Search"}, "Search.*Retrieval"),
-    ({"type": "Retrieval", "prompt": "x"}, "prompt"),
-    ({"type": "Retrieval", "data": "none.jsonl"}, "none.jsonl"),
-    ({"type": "Classification"}, "train"),
-    ({"type": "STS", "columns": {"text": "a"}}, "text"),
-    ({"type": "PairClassification", "instruction": {"query": "x", "document": "y"}}, "no documents"),
-    ({"type": "PairClassification", "instruction": {"querry": "x"}}, "`query`"),
-]
-PAIR = {"sentence1": ["a"], "sentence2": ["b"]}
-TWO_PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"]}
-BAD_ROWS = [
-    ("Reranking", {"query": ["a", "b"], "positive": [["a"], []], "negative": [["b"], ["a"]]}, "row 1: 'positive'"),
-    ("PairClassification", PAIR | {"label": [2]}, "row 0: the label .*'2'"),
-    ("STS", TWO_PAIRS | {"score": [1.0, math.nan]}, "row 1: 'score'"),
-    ("Classification", {"text": ["a", "b"], "label": ["x", "y"]}, "2 of 2 rows of `data`"),
-    ("Classification", {"text": ["c"], "label": ["z"]}, "the label 'z'"),
+    ({"type": "Search"}, PAIR, "Search.*Retrieval"),
+    ({"type": "Retrieval", "prompt": "x"}, PAIR, "prompt"),
+    ({"type": "Retrieval", "data": "none.jsonl"}, PAIR, "none.jsonl"),
+    ({"type": "Classification"}, PAIR, "train"),
+    ({"type": "STS", "columns": {"text": "a"}}, PAIR, "text"),
+    ({"type": "PairClassification", "instruction": {"query": "x", "document": "y"}}, PAIR, "no documents"),
+    ({"type": "PairClassification", "instruction": {"querry": "x"}}, PAIR, "`query`"),
+    ({"type": "PairClassification"}, PAIR | {"label": [2]}, "row 0: the label .*'2'"),
+    ({"type": "Reranking"}, LISTS, "row 1: 'positive'"),
+    ({"type": "STS"}, TWO_PAIRS, "row 1: 'score'"),
+    (LEARNED, {"text": ["a", "b"], "label": ["x", "y"]}, "2 of 2 rows of `data`"),
+    (LEARNED, {"text": ["c"], "label": ["z"]}, "the label 'z'"),
 ]
 
 
-def read_mine(folder: Path, entry: dict) -> None:
-    (folder / "tasks.yaml").write_text(yaml.safe_dump({"Mine": entry}))
-    read_local_tasks(folder / "tasks.yaml")
-
-
-@pytest.mark.parametrize("entry, message", BAD_TASKS)
-def test_bad_descriptions_are_refused_by_task(tmp_path, entry, message):
-    write_rows(tmp_path / "rows.jsonl", **PAIR, label=[1])
-    with pytest.raises((ValueError, FileNotFoundError), match=f"Mine.*{message}"):
-        read_mine(tmp_path, {"data": "rows.jsonl"} | entry)
-
-
-@pytest.mark.parametrize("kind, columns, message", BAD_ROWS)
-def test_bad_rows_are_refused_by_task_file_and_row(tmp_path, kind, columns, message):
-    Dataset.from_dict(columns).to_parquet(tmp_path / "rows.parquet")
+@pytest.mark.parametrize("entry, columns, message", BAD_TASKS)
+def test_bad_descriptions_and_rows_are_refused_by_task(tmp_path, entry, columns, message):
+    write_rows(tmp_path / "rows.parquet", **columns)
     write_rows(tmp_path / "train.jsonl", text=["a", "b"], label=["x", "y"])
-    files = {"data": "rows.parquet"} | ({"train": "train.jsonl"} if kind == "Classification" else {})
-    with pytest.raises(ValueError, match=f"Mine.*{message}"):
-        read_mine(tmp_path, {"type": kind} | files)
+    (tmp_path / "tasks.yaml").write_text(yaml.safe_dump({"Mine": {"data": "rows.parquet"} | entry}))
+    with pytest.raises((ValueError, FileNotFoundError), match=f"Mine.*{message}"):
+        read_local_tasks(tmp_path / "tasks.yaml")
