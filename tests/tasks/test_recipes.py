@@ -51,7 +51,8 @@ def tagged(tmp_path_factory) -> Path:
     folder, names = tmp_path_factory.mktemp("tagged"), ClassLabel(names=["B-LOC", "O", "B-PER"])
     features = Features({"tokens": List(Value("string")), "ner_tags": List(names)})
     for split, size in {"train": 120, "validation": 30, "test": 20}.items():
-        rows = [{"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"])} for row in tagged_rows(size, size)]
+        rows = tagged_rows(size // 2, seed=size) + tagged_rows(size // 2, seed=size + 1, length=8)
+        rows = [{"tokens": row["tokens"], "ner_tags": names.str2int(row["tags"])} for row in rows]
         Dataset.from_list(rows, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")
     return folder
 
