@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neobert_hf.data.parts import Part, do_parts, join
+from neobert_hf.data.parts import Part, do_parts
 from neobert_hf.data.shards import read_manifest
 from tests.helpers.examples import load_example, to_flags
 from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags
@@ -74,7 +74,7 @@ def test_tables_are_written_and_what_other_machines_wrote_is_seen(bucket):
     fsspec.filesystem("s3").ls(f"{bucket}/parts")
     other = json.dumps(record | {"number": 1, "first_row": 10})
     boto3.client("s3").put_object(Bucket=bucket.removeprefix("s3://"), Key="parts/part-00001.json", Body=other)
-    assert [each["number"] for each in join(plan, f"{bucket}/parts", {})] == [0, 1]
+    assert [each["number"] for each in do_parts(plan, None, f"{bucket}/parts", {})] == [0, 1]
 
 
 def test_shards_of_somebody_else_are_not_replaced(bucket, corpus):

@@ -196,18 +196,10 @@ def do_parts(
             finished = map(call, waiting)
         for _ in tqdm(finished, total=len(plan), initial=len(done), unit="part", desc=os.path.basename(folder)):
             pass
-        records = join(plan, folder, settings)
+        done = _read_records(plan, folder, settings)
         for left in files.glob(f"{glob.escape(root)}/part-*.partial"):  # By workers that were killed.
             files.rm_file(left)
-        return records
-
-
-def join(plan: list[Part], folder: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The records of all parts, in order; ValueError if one is missing."""
-    done = _read_records(plan, folder.rstrip("/"), settings)
-    if missing := [part for part in plan if part.number not in done]:
-        raise ValueError(f"{len(missing):,} of {len(plan):,} parts of {folder} are missing, the first is {missing[0]}.")
-    return [done[part.number] for part in plan]
+        return [done[part.number] for part in plan]
 
 
 def _read_records(plan: list[Part], folder: str, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
