@@ -10,17 +10,13 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from transformers import AutoTokenizer
 
-import neobert_hf
 from neobert_hf import NeoBERTContextualModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.cli import main
 from neobert_hf.common.files import write_json
 from neobert_hf.hub.doctor import CHECKS, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, compare_outputs, record_outputs
-from tests.helpers.models import save_checkpoint, small_model
+from tests.helpers.models import CLASSES, save_checkpoint, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
-
-
-CLASSES = [getattr(neobert_hf, name) for name in neobert_hf.__all__ if name.startswith(("NeoBERTFor", "NeoBERTModel"))]
 
 
 @pytest.fixture(scope="module")

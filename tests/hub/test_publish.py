@@ -19,20 +19,18 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.cli import main
 from neobert_hf.hub.card import MARK
 from neobert_hf.hub.model_folder import DOWNLOADED
 from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
-from tests.helpers.models import ROOT, small_model
+from tests.helpers.models import CLASSES, ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.hub.hub_clients import TEXTS, both_stages, load_all, outputs
 from tests.model.reference import write_reference
 
 
 AUTO_MAP = NeoBERTConfig.auto_classes
-CLASSES = [reference.split(".")[1] for key, reference in AUTO_MAP.items() if key != "AutoConfig"]
 ADDRESS = ["--package_url", "https://github.com/me/neobert_hf"]
 CARD = """
 license: mit
@@ -232,9 +230,9 @@ def test_loading_without_the_package(hub, work):
     assert torch.equal(outputs(model, AutoTokenizer.from_pretrained(work / "mlm")), results["logits"])
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_class_saves_the_whole_auto_map_and_its_code(name, tmp_path):
-    small_model(getattr(neobert_hf, name)).save_pretrained(tmp_path)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_class_saves_the_whole_auto_map_and_its_code(cls, tmp_path):
+    small_model(cls).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
     assert content_of(tmp_path).keys() == {"config.json", "model.safetensors", *CODE}
 
