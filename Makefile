@@ -31,9 +31,9 @@ lint: .venv/.installed
 docs: .venv/.installed  ## The guides and the API reference as a site, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: .venv/.installed  ## Speed compared with that of bare matrix products; rewrites benchmarks/results/forward.md
+bench: .venv/.installed  ## Speed beside other encoders and bare matrix products; rewrites benchmarks/results/throughput.md
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-		$(BIN)/python benchmarks/forward.py
+		$(BIN)/python benchmarks/throughput.py
 
 gpu: .venv/.installed  ## Speed of the forward pass and of a training step on a GPU; writes benchmarks/results/gpu.md
 	$(BIN)/python benchmarks/gpu.py

@@ -35,7 +35,7 @@ from neobert_hf.common.settings import parse_config
 ROOT = Path(__file__).parent.parent
 ALLOCATOR = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
 # One colour is one thing, in all pictures. Blue is always ours.
-BLUE, SKY, ORANGE, GREEN, GREY, LIGHT = "#1f5fa8", "#6c9fd4", "#c75b12", "#3a8a4d", "#6b6b6b", "#c9c9c9"
+BLUE, ORANGE, GREEN, GREY, LIGHT = "#1f5fa8", "#c75b12", "#3a8a4d", "#6b6b6b", "#c9c9c9"
 
 
 @dataclass(kw_only=True)

@@ -19,9 +19,6 @@ from neobert_hf.training.flops import DATASHEET_PEAKS, training_flops
 
 H100, STEP_TOKENS, MICRO_BATCH = DATASHEET_PEAKS["H100"], 2**21, 32_768
 STAGES = {"stage 1: 1,000,000 steps at 1,024": (1_000_000, 1024), "stage 2: 50,000 steps at 4,096": (50_000, 4096)}
-# By number of GPUs, the bytes per second at which one GPU exchanges gradients: NVLink within a machine, 400 Gbit/s
-# InfiniBand between machines.
-LINKS = {8: 450e9, 64: 50e9}
 
 
 def flops_per_token(length: int, masked: float = 0.2) -> float:
@@ -92,23 +89,10 @@ def memory_table(parameters: int) -> str:
     return table(["memory of one GPU", "GB"], rows)
 
 
-def scale_table(parameters: int) -> str:
-    rows, total = [], sum(stage_flops(*stage) for stage in STAGES.values())
-    for gpus, link in LINKS.items():
-        speed = 0.4 * H100 * gpus
-        seconds = STEP_TOKENS * flops_per_token(1024) / speed
-        exchange = 2 * 4 * parameters * (gpus - 1) / gpus / link
-        days = total / speed / 3600 / 24 * (1 + exchange / seconds)
-        steps = STEP_TOKENS // (MICRO_BATCH * gpus)
-        rows.append([gpus, steps, f"{seconds:.3f}", f"{exchange:.3f}", f"{days:.1f}"])
-    computing = "seconds of computing a step at 40%"
-    return table(["GPUs", "accumulation", computing, "of exchanging gradients", "days for both stages"], rows)
-
-
 def tables() -> list[str]:
     with torch.device("meta"):
         parameters = sum(weight.numel() for weight in NeoBERTForMaskedLM(NeoBERTConfig()).parameters())
-    return [cost_table(), share_table(), memory_table(parameters), scale_table(parameters)]
+    return [cost_table(), share_table(), memory_table(parameters)]
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ from neobert_hf.hub.export import ExportSettings, export
 
 Engine = Callable[[torch.Tensor, torch.Tensor], np.ndarray]
 LAYERS, WIDTH = 28, 768
-RAGGED = "32 x 128, ragged"
+RAGGED = "32 texts of 4 to 128 tokens"
 # Rows, tokens, and the number of rounds whose median is taken.
 SHAPES = {
-    "1 x 8": (1, 8, 15),
-    "1 x 32": (1, 32, 15),
-    "1 x 128": (1, 128, 9),
-    "8 x 128": (8, 128, 3),
+    "1 text of 8 tokens": (1, 8, 15),
+    "1 text of 32 tokens": (1, 32, 15),
+    "1 text of 128 tokens": (1, 128, 9),
+    "8 texts of 128 tokens": (8, 128, 3),
     RAGGED: (32, 128, 3),
 }
 # About the mean length of the rows of the ragged batch, of which none has more than 128 tokens.
@@ -153,12 +153,6 @@ def measure(settings: Settings) -> dict[str, dict[str, float]]:
     return {"milliseconds": found}
 
 
-def name_of(shape: str) -> str:
-    rows, length, _ = SHAPES[shape]
-    tokens = f"4 to {length}" if shape == RAGGED else length
-    return f"{rows} text{'s' * (rows > 1)} of {tokens} tokens"
-
-
 def plot(found: dict) -> Figure:
     """How many times as fast as the faster rival ours is, a row each shape and a colour each precision."""
     shapes = list(reversed(found["milliseconds"]))
@@ -182,7 +176,7 @@ def plot(found: dict) -> Figure:
     axes.set_xscale("log")
     axes.minorticks_off()
     axes.set_xticks([])
-    axes.set_yticks(range(len(shapes)), [name_of(shape) for shape in shapes])
+    axes.set_yticks(range(len(shapes)), shapes)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(-0.5, len(shapes) - 0.1)
@@ -202,10 +196,10 @@ def page(found: dict) -> list[str]:
         "# On a CPU, PyTorch is ahead for texts of mixed lengths, ONNX Runtime for one short query",
         "![Speed in PyTorch over that of ONNX Runtime and OpenVINO](serving_cpu.png)",
         f"A forward pass of {LAYERS} layers of width {WIDTH} with random weights, the same in "
-        f"all engines, for rows x tokens. The engines take turns in one process, with {PAUSE_SECONDS:g} seconds in "
-        "between; a time is the median. `prepared` is `model.prepare_for_inference()`, and int8 in PyTorch is "
-        f"`prepare_for_inference(int8=True)`. The ragged batch has {MEAN_LENGTH} tokens a row on average, and one row "
-        f"of 128. Every engine was first compared with PyTorch: float32 must agree to {EXACT:g}, others to a cosine of "
+        f"all engines. The engines take turns in one process, with {PAUSE_SECONDS:g} seconds in between; a time is the "
+        "median. `prepared` is `model.prepare_for_inference()`, and int8 in PyTorch is "
+        f"`prepare_for_inference(int8=True)`. The 32 texts have {MEAN_LENGTH} tokens on average, and one has 128. "
+        f"Every engine was first compared with PyTorch: float32 must agree to {EXACT:g}, others to a cosine of "
         f"{LEAST_COSINE} in every token.",
         table(["milliseconds", *times], rows),
     ]
