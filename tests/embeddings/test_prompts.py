@@ -3,12 +3,11 @@
 import pytest
 import torch
 from datasets import Dataset
-from sentence_transformers.base.model import BaseModel
 
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
 from neobert_hf.embeddings.prompts import as_prompt, prompt_of
 from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator
-from tests.helpers.embedding_runs import KINDS, load, run
+from tests.helpers.embedding_runs import KINDS, load, record_prompts, run
 
 
 PROMPT = "Find the answer. "
@@ -63,26 +62,17 @@ def test_which_dataset_queries_are_asked_like(encoder, edit, change, only, name)
         assert all(prompts[each] == dataset.prompt for each, dataset in data.train.items())
 
 
-@pytest.fixture
-def seen(monkeypatch) -> set[tuple[str, str]]:
-    """Each text that a model reads, after its prompt."""
-    found, preprocess = set(), BaseModel.preprocess
-
-    def recording(self, inputs, prompt=None, **kwargs):
-        found.update((prompt or "", text) for text in inputs)
-        return preprocess(self, inputs, prompt=prompt, **kwargs)
-
-    monkeypatch.setattr(BaseModel, "preprocess", recording)
-    return found
-
-
 @pytest.mark.parametrize("instruction", ["Other.", ""])
-def test_an_evaluation_asks_once_with_the_instruction_of_its_dataset(trained, encoder, data, edit, seen, instruction):
+def test_an_evaluation_asks_once_with_the_instruction_of_its_dataset(
+    trained, encoder, data, edit, monkeypatch, instruction
+):
     rows = Dataset.from_parquet(str(data / "test.parquet"))
     evaluator = retrieval_evaluator(read(encoder, edit(lambda content: instruct(content, retrieval=instruction))))
-    evaluator(load("dense", trained["dense"]))
+    model = load("dense", trained["dense"])
+    seen = record_prompts(monkeypatch)
+    evaluator(model)
     expected = {(as_prompt(instruction), query) for query in rows["question"]} | {("", text) for text in rows["answer"]}
-    assert seen == expected
+    assert {(prompt or "", text) for prompt, text in seen} == expected
 
 
 def instruct_both(content: dict) -> None:
@@ -93,8 +83,11 @@ def instruct_both(content: dict) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "multi_vector"])
-def test_training_reads_both_instructions_and_the_model_asks_with_them(data, edit, settings, tmp_path, seen, kind):
+def test_training_reads_both_instructions_and_the_model_asks_with_them(
+    data, edit, settings, tmp_path, monkeypatch, kind
+):
     """Hard negatives are documents. Instructions end with the separator of the released wrapper for MTEB."""
+    seen = record_prompts(monkeypatch)
     changes = {"max_steps": 2, "save_steps": 2, "eval_strategy": "no", "only": "triplets"}
     run(kind, settings(datasets=edit(instruct_both), **changes))
     rows, test = (Dataset.from_parquet(str(data / f"{name}.parquet")) for name in ("triplets", "test"))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 
 from tests.helpers import examples
 from tests.helpers.models import ROOT
@@ -56,3 +57,15 @@ def load(kind: str, folder: Path, **options):
 
 def losses_of(log: list[dict]) -> list[float]:
     return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def record_prompts(monkeypatch) -> list[tuple[str | None, str]]:
+    """Every text that models read from now on, after what stood before it."""
+    seen, preprocess = [], BaseModel.preprocess
+
+    def record(self, inputs, prompt=None, **kwargs):
+        seen.extend((prompt, text) for text in inputs)
+        return preprocess(self, inputs, prompt=prompt, **kwargs)
+
+    monkeypatch.setattr(BaseModel, "preprocess", record)
+    return seen

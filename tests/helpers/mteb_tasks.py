@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 import yaml
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
 
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, small_model
@@ -54,15 +53,3 @@ def results_of(output: Path) -> dict:
         found = {name: result[name] for name in ("type", "metric", "score")}
         results.setdefault(file.parent.name, {})[result["task"]] = found
     return results
-
-
-def record_prompts(monkeypatch) -> list[tuple[str | None, str]]:
-    """Every text that models read from now on, after what stood before it."""
-    seen, preprocess = [], SentenceTransformer.preprocess
-
-    def record(self, inputs, prompt=None, **kwargs):
-        seen.extend((prompt, text) for text in inputs)
-        return preprocess(self, inputs, prompt=prompt, **kwargs)
-
-    monkeypatch.setattr(SentenceTransformer, "preprocess", record)
-    return seen

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers.mteb_tasks import random_texts, record_prompts, run_local, save_model, write_rows
+from tests.helpers.embedding_runs import record_prompts
+from tests.helpers.mteb_tasks import random_texts, run_local, save_model, write_rows
 
 
 @pytest.fixture(scope="session")

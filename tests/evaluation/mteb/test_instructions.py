@@ -10,8 +10,9 @@ from sentence_transformers import SentenceTransformer
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES, InstructionEncoder, parts_of
 from neobert_hf.evaluation.mteb.recipe import MTEBSettings, benchmark_tasks, read_instructions
+from tests.helpers.embedding_runs import record_prompts
 from tests.helpers.models import ROOT
-from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, record_prompts, run_local, run_mteb
+from tests.helpers.mteb_tasks import CONFIGS, INSTRUCTIONS, random_texts, run_local, run_mteb
 
 
 def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluation):
