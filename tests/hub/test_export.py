@@ -228,7 +228,8 @@ def test_example_names_a_folder_that_is_no_export(tmp_path, monkeypatch):
 
 def test_transformers_js_computes_what_pytorch_does(masked_lm, embedder, exported, node_modules, tmp_path):
     """Ids, embeddings, filled masks and classes, on onnxruntime's own binding for Node."""
-    classifier = save_checkpoint(tmp_path / "classifier", NeoBERTForSequenceClassification, num_labels=3)
+    labels = {0: "bad", 1: "good", 2: "neither"}
+    classifier = save_checkpoint(tmp_path / "classifier", NeoBERTForSequenceClassification, id2label=labels)
     export(classifier, exported / "classify", "--precisions", "float32")
     texts, masked = ["A query about cats!", "a document (of 12 words), héllo", "x"], [MASKED, "[MASK] e i o u"]
     largest = {"fp32": 1e-5, "fp16": 1e-2, "q8": 1e-1}
