@@ -4,6 +4,8 @@ import re
 import shlex
 import shutil
 
+from transformers import AutoConfig
+
 from tests.helpers.models import ROOT
 from tests.helpers.pages import blocks_of, pages
 
@@ -84,6 +86,8 @@ def test_tokenizers(runner, workplace):
 def test_long_texts(runner, workplace):
     runner.read_only += ("python examples/pretrain.py",)
     shutil.copytree(workplace / "runs/tiny", workplace / "runs/length")
+    scaled = AutoConfig.from_pretrained("runs/tiny/model", rope_parameters={"rope_type": "yarn", "factor": 2.0})
+    scaled.save_pretrained("runs/length/model")
     runner.run(ROOT / "docs/guides/long_texts.md")
     assert "yarn:4" in (workplace / "runs/long/pseudo_perplexity.md").read_text()
     assert runner.names["model"].config.max_length == 4 * 64
