@@ -10,6 +10,7 @@ purposes) and 50 news texts with human judgements (Lee, Pincombe and Welsh, 2005
     text/                            manuals of Linux, Python, PostgreSQL and SQLite, and WordNet's definitions
     pairs/, retrieval_foldoc_test    a computing term and its entry in FOLDOC; a sentence and the definition of its word
     sts_lee                          pairs of news, and how alike people find them
+    classification_debian_sections/  a one-line description of a package and its section
     pos_brown/                       sentences of the Brown corpus with parts of speech
 """
 
@@ -35,6 +36,7 @@ MANUALS = (
     "postgresql-doc-*/html/*.html",
     "sqlite3/*.html",
 )
+HELD_OUT, LONGEST_DESCRIPTION = 0.02, 120
 
 
 @dataclass(kw_only=True)
@@ -97,6 +99,21 @@ def foldoc(share: Path) -> list[dict]:
     return pairs
 
 
+def debian_sections() -> Dataset:
+    """One row for each description in the package lists that apt knows."""
+    listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
+    rows = {}
+    for package in listed.split("\n\n"):
+        fields = dict(
+            line.split(": ", 1) for line in package.splitlines() if re.match(r"(Section|Description): ", line)
+        )
+        if len(fields) == 2 and len(fields["Description"]) <= LONGEST_DESCRIPTION:
+            rows[fields["Description"]] = fields["Section"].rpartition("/")[2]
+    table = Dataset.from_dict({"sentence": list(rows), "label_text": list(rows.values())})
+    names = sorted(set(rows.values()))
+    return table.add_column("label", [names.index(name) for name in table["label_text"]])
+
+
 def lee_news() -> list[dict]:
     data = files("gensim") / "test/test_data"
     texts = (data / "lee.cor").read_text(encoding="latin-1").splitlines()
@@ -130,11 +147,12 @@ def main(args: list[str] | None = None) -> None:
     usage, definitions = wordnet(share)
     glosses = ["\n".join(definitions[start : start + 40]) for start in range(0, len(definitions), 40)]
     texts = [*manuals(share), *({"text": text, "source": "wordnet"} for text in glosses)]
-    write_parts(Dataset.from_list(texts), output / "text", 0.02)
+    write_parts(Dataset.from_list(texts), output / "text", HELD_OUT)
     terms = Dataset.from_list(foldoc(share)).train_test_split(1000, seed=0)
     write(terms["test"].rename_column("positive", "document"), output / "retrieval_foldoc_test.parquet")
     write(terms["train"], output / "pairs/foldoc.parquet")
     write(Dataset.from_list(usage), output / "pairs/wordnet_usage.parquet")
+    write_parts(debian_sections(), output / "classification_debian_sections", 0.1)
     write(Dataset.from_list(lee_news()), output / "sts_lee.parquet")
     write_parts(Dataset.from_list(brown()), output / "pos_brown", 0.1)
 

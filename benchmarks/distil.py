@@ -9,8 +9,9 @@ definition of the word, which seldom shares a word with the sentence. In the col
 the queries of FOLDOC and the teacher the entries.
 
 Beside the models stand the teacher, BM25, and static vectors: the teacher's state of each token alone, averaged over a
-text with weights, as in model2vec. A model that was scored already is not scored again. The models that `--speed` names
-and the teacher are also timed, in turns, which needs an idle machine.
+text with weights, as in model2vec. `sections` is the accuracy of a logistic regression on the vectors of descriptions
+of Debian packages, which tells their section. A model that was scored already is not scored again. The models that
+`--speed` names and the teacher are also timed, in turns, which needs an idle machine.
 """
 
 import re
@@ -32,6 +33,9 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from neobert_hf.common.fingerprints import model_fingerprint
@@ -42,14 +46,15 @@ from neobert_hf.modeling_neobert import NeoBERTModel
 
 
 TEACHER, STATIC, BM25 = "teacher", "static vectors", "BM25"
-INDEX, FAR, NEWS = "teacher's index", "far sentences", "similarity of news"
-COLUMNS = ("FOLDOC", "FOLDOC, with BM25", INDEX, "WordNet", "WordNet, with BM25", FAR, NEWS)
+INDEX, FAR, NEWS, SECTIONS = "teacher's index", "far sentences", "similarity of news", "sections"
+COLUMNS = ("FOLDOC", "FOLDOC, with BM25", INDEX, "WordNet", "WordNet, with BM25", FAR, NEWS, SECTIONS)
 # Definitions of WordNet that are searched, and those before them, which earlier experiments chose learning rates on.
 TEST, DEVELOPMENT = 1000, 500
 # Weight of BM25 in a search by vectors and words. Chosen on the development pairs, with one fine-tuned NeoBERT.
 KEYWORD_WEIGHT = 0.5
 # Tokens of a document, and after how many of them the sentence comes that is to find it.
 FAR_LENGTH, FAR_START = 1020, 400
+PROBE_ROWS = 10_000
 # How many texts of this many tokens are embedded at a time, and how often each model is timed.
 SPEED = {12: 64, 256: 16}
 ROUNDS = 7
@@ -180,8 +185,16 @@ def similarity(model: SentenceTransformer, pairs: Dataset) -> float:
     return float(spearmanr(cosines, pairs["score"][:]).statistic)
 
 
+def probe(model: SentenceTransformer, train: Dataset, test: Dataset) -> float:
+    """The accuracy of a logistic regression on the vectors of some of the sentences."""
+    train = train.shuffle(seed=0).select(range(min(PROBE_ROWS, len(train))))
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
+    classifier.fit(embed(model, "document", train["sentence"][:]), train["label"][:])
+    return float(classifier.score(embed(model, "document", test["sentence"][:]), test["label"][:]))
+
+
 def score(
-    model: SentenceTransformer, index: np.ndarray, retrievals: dict[str, Retrieval], news: Dataset
+    model: SentenceTransformer, index: np.ndarray, retrievals: dict[str, Retrieval], data: Path
 ) -> dict[str, float]:
     """All quality columns of a model.
 
@@ -197,7 +210,11 @@ def score(
         found[f"{name}, with BM25"] = ndcg_at_10(queries @ documents.T + KEYWORD_WEIGHT * keywords)
         if name == "FOLDOC" and queries.shape[1] == index.shape[1]:
             found[INDEX] = ndcg_at_10(queries @ index.T)
-    return found | {NEWS: similarity(model, news)}
+    found[NEWS] = similarity(model, Dataset.from_parquet(str(data / "sts_lee.parquet")))
+    sections = data / "classification_debian_sections"
+    parts = (Dataset.from_parquet(str(sections / f"{part}.parquet")) for part in ("train", "validation"))
+    found[SECTIONS] = probe(model, *parts)
+    return found
 
 
 def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, count: int) -> list[str]:
@@ -208,31 +225,34 @@ def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, 
     return [tokenizer.decode(ids[start * size : (start + 1) * size]) for start in range(count)]
 
 
-def prepared(folder: str) -> SentenceTransformer:
-    """A model with packed weights, the teacher's, too."""
+def prepared(folder: str, int8: bool) -> SentenceTransformer:
+    """A model prepared for a CPU as well as PyTorch can: packed weights in float32, or products in int8."""
     model = SentenceTransformer(folder, device="cpu").float().eval().requires_grad_(False)
     encoder = model[0].model
     if isinstance(encoder, NeoBERTModel):
-        encoder.prepare_for_inference()
-        return model
-    for layer in encoder.modules():
-        if type(layer) is nn.Linear:
-            layer.__class__ = PackedLinear
-            layer.pack()
+        encoder.prepare_for_inference(int8=int8)
+    elif int8:
+        model[0].model = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear})
+    else:
+        for layer in encoder.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = PackedLinear
+                layer.pack()
     return model
 
 
 def measure_speed(
     models: dict[str, SentenceTransformer], teacher: SentenceTransformer, data: Retrieval
 ) -> dict[str, dict[str, float]]:
-    """Texts a second on one thread, by model and column. All models take turns."""
+    """Texts a second by model and column. All models take turns."""
     found, threads = {name: {} for name in models}, torch.get_num_threads()
-    torch.set_num_threads(1)
     for tokens, count in SPEED.items():
         texts = texts_of_length(teacher, data, tokens, count)
         turns = {name: partial(model.encode, texts, batch_size=count) for name, model in models.items()}
-        for name, seconds in medians(turns, ROUNDS).items():
-            found[name][f"{tokens} tokens"] = count / seconds
+        for number, words in ((1, "one thread"), (2, "two threads")):
+            torch.set_num_threads(number)
+            for name, seconds in medians(turns, ROUNDS).items():
+                found[name][f"{tokens} tokens, {words}"] = count / seconds
     torch.set_num_threads(threads)
     return found
 
@@ -245,18 +265,19 @@ def measure(settings: DistilSettings) -> dict:
     folders |= {TEACHER: settings.teacher, STATIC: settings.teacher}
     texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
     retrievals = read_retrievals(data) | {FAR: far_sentences(teacher, texts)}
-    news = Dataset.from_parquet(str(data / "sts_lee.parquet"))
     scores = {BM25: {name: ndcg_at_10(retrieval.bm25_scores) for name, retrieval in retrievals.items()}}
     index = embed(teacher, "document", retrievals["FOLDOC"].documents)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
     for name, model in models.items():
         kind = STATIC if name == STATIC else "model"
         key = f"{kind} of {model_fingerprint(folders[name])[:8]}; teacher {model_fingerprint(settings.teacher)[:8]}"
-        scores[name] = runs.result(key, partial(score, model, index, retrievals, news))
+        scores[name] = runs.result(key, partial(score, model, index, retrievals, data))
         print(name, {column: round(value, 3) for column, value in scores[name].items()}, flush=True)
     speeds = {}
     if settings.speed:
-        timed = {STATIC: models[STATIC]} | {name: prepared(folders[name]) for name in (TEACHER, *settings.speed)}
+        timed = {STATIC: models[STATIC]}
+        for name in (TEACHER, *settings.speed):
+            timed |= {name: prepared(folders[name], int8=False), f"{name}, int8": prepared(folders[name], int8=True)}
         speeds = measure_speed(timed, teacher, retrievals["FOLDOC"])
     return {"scores": scores, "speeds": speeds}
 
@@ -267,7 +288,8 @@ def speed_table(speeds: dict[str, dict[str, float]]) -> list[str]:
     columns = list(next(iter(speeds.values())))
     rows = [[name, *(f"{found[column]:,.0f}" for column in columns)] for name, found in speeds.items()]
     return [
-        "Texts a second on one thread, with their tokenization; all of a batch have one length. Weights are packed.",
+        "Texts a second, texts of one length in a batch, with their tokenization. Weights are packed; int8 is "
+        "`prepare_for_inference(int8=True)`, and dynamic quantization of PyTorch for the teacher.",
         table(["", *columns], rows),
     ]
 
@@ -284,8 +306,9 @@ def page(found: dict) -> list[str]:
         f"query. `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25. `teacher's index`: "
         f"FOLDOC, where the model embeds the queries and the teacher the entries. `{FAR}`: documents of "
         f"{FAR_LENGTH:,} tokens, each searched by a sentence that begins behind its {FAR_START}th. "
-        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Static vectors: "
-        "weighted means of the teacher's states of single tokens, as in model2vec.",
+        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy "
+        f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
+        "means of the teacher's states of single tokens, as in model2vec.",
         table(["", *COLUMNS], rows),
         *speed_table(found["speeds"]),
     ]

@@ -138,6 +138,9 @@ def test_a_student_stands_beside_its_teacher_and_baselines(run, tmp_path):
     write_rows(foldoc, tmp_path / "retrieval_foldoc_test.parquet")
     news = [{"sentence1": t, "sentence2": u, "score": n % 5 / 5} for n, (t, u) in enumerate(zip(texts, texts[1:20]))]
     write_rows(news, tmp_path / "sts_lee.parquet")
+    sections = [{"sentence": text, "label": number % 3} for number, text in enumerate(texts[:30])]
+    folder = tmp_path / "classification_debian_sections"
+    write_rows(sections, folder / "train.parquet", folder / "validation.parquet")
     start = save_encoder(tmp_path / "start", word_tokenizer(" ".join(texts), 400, 64))
     SentenceTransformer(str(start), device="cpu").save(str(tmp_path / "teacher"))
     flags = f"--data {tmp_path} --teacher {tmp_path}/teacher --models student={tmp_path}/teacher"
