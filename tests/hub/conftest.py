@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
@@ -59,18 +60,19 @@ def node_modules() -> Path:
     installed = JAVASCRIPT / "node_modules"
     if shutil.which("npm") is None:
         pytest.skip("Node is not installed")
-    if not (installed / "playwright-core").is_dir():
-        partial = JAVASCRIPT / "node_modules.partial"
-        partial.mkdir(exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copyfile(JAVASCRIPT / name, partial / name)
-        # Its install script would fetch CUDA libraries; the binding for the CPU is in the package.
-        environment = os.environ | {"ONNXRUNTIME_NODE_INSTALL": "skip"}
-        command = ["npm", "ci", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=partial, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install transformers.js here: {done.stderr[-300:]}")
-        shutil.rmtree(installed, ignore_errors=True)
-        (partial / "node_modules").rename(installed)
-        shutil.rmtree(partial)
+    # Without the lock, two workers of pytest install into one folder.
+    with FileLock(JAVASCRIPT / ".npm.lock"):
+        if not (installed / "playwright-core").is_dir():
+            partial = JAVASCRIPT / "node_modules.partial"
+            partial.mkdir(exist_ok=True)
+            for name in ("package.json", "package-lock.json"):
+                shutil.copyfile(JAVASCRIPT / name, partial / name)
+            # Its install script would fetch CUDA libraries; the binding for the CPU is in the package.
+            environment = os.environ | {"ONNXRUNTIME_NODE_INSTALL": "skip"}
+            command = ["npm", "ci", "--ignore-scripts"]
+            done = subprocess.run(command, cwd=partial, env=environment, capture_output=True, text=True)
+            if done.returncode != 0:
+                pytest.skip(f"npm cannot install transformers.js here: {done.stderr[-300:]}")
+            (partial / "node_modules").rename(installed)
+            shutil.rmtree(partial)
     return installed

@@ -120,8 +120,9 @@ def test_several_classes_of_a_pair_of_texts(encoder, tmp_path, capsys):
     data = write_json_lines(tmp_path / "rows.jsonl", rows)
     changes = {"learning_rate": 1e-2, "num_train_epochs": 3, "pooling": "mean"}
     classify.main(flags(tmp_path / "run", encoder, data, **changes))
-    assert "text premise and hypothesis, label labels; multi_label_classification" in capsys.readouterr().out
-    assert report_of(tmp_path / "run")["scores"]["validation"]["macro_f1"] > 0.9
+    assert "'premise' and 'hypothesis', labels in 'labels'; multi_label_classification" in capsys.readouterr().out
+    # Every class for every text would have 0.67.
+    assert report_of(tmp_path / "run")["scores"]["validation"]["macro_f1"] > 0.75
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert list(config["label2id"]) == ["m", "mail", "n", "net"] and config["classifier_pooling"] == "mean"
     assert config["problem_type"] == "multi_label_classification"
@@ -140,7 +141,7 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tagged, tmp_path, monkeypatch, ca
     monkeypatch.setattr("neobert_hf.tasks.rows.get_dataset_split_names", from_the_hub(get_dataset_split_names))
     tag.main(flags(tmp_path / "run", left, "me/tags", max_length=1000))
     printed = capsys.readouterr().out
-    assert "120 train, 30 validation, 20 test rows" in printed and "tags ner_tags" in printed
+    assert "120 train, 30 validation, 20 test rows" in printed and "tags in 'ner_tags'" in printed
     report, text = report_of(tmp_path / "run"), (tmp_path / "run" / "report.md").read_text()
     scores, names = report["scores"], ("f1", "precision", "recall", "accuracy")
     assert scores["validation"]["f1"] > 0.9 and scores["test"]["f1"] > 0.9
