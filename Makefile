@@ -17,7 +17,7 @@ demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the d
 test: .venv/.installed  ## The tests, without those marked slow, gpu or hub
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-everything: .venv/.installed  ## Also the tests marked slow: 16 minutes in all
+everything: .venv/.installed  ## Also the tests marked slow: 11 minutes in all
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu and not hub and not clients"
 
 nightly: everything clients  ## All that needs no GPU and no Hub
