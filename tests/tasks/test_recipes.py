@@ -113,18 +113,22 @@ def test_classes_of_a_csv_file(encoder, labelled, tmp_path, capsys):
 
 def test_several_classes_of_a_pair_of_texts(encoder, tmp_path, capsys):
     """One class follows from the first text and one from the second, so both are read."""
+    names = {"mail": "three", "net": "five"}
     rows = [
-        {"premise": one["description"], "hypothesis": two["description"], "labels": [one["section"], two["section"][0]]}
-        for one, two in zip(text_rows(160), text_rows(160, seed=1))
+        {
+            "premise": first["description"],
+            "hypothesis": f"{names[second['section']][0]} x",
+            "labels": [first["section"], names[second["section"]]],
+        }
+        for first, second in zip(text_rows(160), text_rows(160, seed=1))
     ]
     data = write_json_lines(tmp_path / "rows.jsonl", rows)
     changes = {"learning_rate": 1e-2, "num_train_epochs": 3, "pooling": "mean"}
     classify.main(flags(tmp_path / "run", encoder, data, **changes))
     assert "'premise' and 'hypothesis', labels in 'labels'; multi_label_classification" in capsys.readouterr().out
-    # Every class for every text would have 0.67.
-    assert report_of(tmp_path / "run")["scores"]["validation"]["macro_f1"] > 0.75
+    assert report_of(tmp_path / "run")["scores"]["validation"]["macro_f1"] > 0.9
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
-    assert list(config["label2id"]) == ["m", "mail", "n", "net"] and config["classifier_pooling"] == "mean"
+    assert list(config["label2id"]) == ["five", "mail", "net", "three"] and config["classifier_pooling"] == "mean"
     assert config["problem_type"] == "multi_label_classification"
 
 
