@@ -198,12 +198,15 @@ def test_engines_are_compared_where_they_agree(run):
 def test_every_way_of_a_gpu_gets_a_row(run, monkeypatch):
     """On a CPU, with a tiny model."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 256}
+    monkeypatch.setattr("gpu.ENCODERS", {"NeoBERT": ENCODERS["NeoBERT"]})
     monkeypatch.setitem(ENCODERS, "NeoBERT", (NeoBERTConfig, sizes))
     found, _ = run("gpu", TYPES=("float32",), LENGTHS=(16,), TOKENS=64, SECONDS=0)
     rows = [row for row in found if row[0] != "bare product"]
     steps, layouts = ("forward pass", "training step"), ("dense", "padded", "packed")
-    assert [row[:5] for row in rows] == [[step, "float32", "sdpa", "16", name] for step in steps for name in layouts]
-    assert all(float(row[5].replace(",", "")) > 0 for row in rows)
+    assert [row[:6] for row in rows] == [
+        [step, "NeoBERT", "float32", "sdpa", "16", name] for step in steps for name in layouts
+    ]
+    assert all(float(row[6].replace(",", "")) > 0 for row in rows)
 
 
 def test_the_small_model_fills_masks():

@@ -75,6 +75,8 @@ class DistilArguments(TrainingArguments):
         if self.bf16 is None:
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = fast_bfloat16(torch.device(device))
+            # Transformers refuses bfloat16 on a CPU unless it is told to train there.
+            self.use_cpu |= self.bf16 and device == "cpu"
         follow_hardware(self)
         super().__post_init__()
 

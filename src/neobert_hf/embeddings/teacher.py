@@ -24,6 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.util import batch_to_device
 from xxhash import xxh3_64_intdigest
 
 from neobert_hf.common.files import atomic_write
@@ -192,27 +193,25 @@ def ask_teacher(teacher: SentenceTransformer, fingerprint: str, texts: list[Text
     return Answers(texts, files)
 
 
+@torch.inference_mode()
 def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
     """The tensors of a file, see `Answers`."""
     found: list[tuple] = [()] * len(texts)
     for kind in ("query", "document"):
         rows = [row for row, text in enumerate(texts) if text.is_query == (kind == "query")]
-        with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
-            # All outputs, and not the vectors alone.
-            outputs = teacher.encode(
-                [texts[row].words for row in rows],
-                prompt=prompt_of(teacher, kind),
-                output_value=None,
-                batch_size=BATCH,
-                show_progress_bar=False,
-            )
-        for row, output in zip(rows, outputs):
-            mask = output["attention_mask"].bool()
-            ids, states = output["input_ids"][mask].int().cpu(), output["token_embeddings"][mask].half().cpu()
-            vector = output["sentence_embedding"].float().cpu()
-            if not (states.isfinite().all() and vector.isfinite().all()):
-                raise FloatingPointError(f"The teacher's numbers for {texts[row].words[:80]!r} are not finite.")
-            found[row] = (ids, states, vector)
+        rows.sort(key=lambda row: -len(texts[row].words))
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            features = teacher.preprocess([texts[row].words for row in batch], prompt=prompt_of(teacher, kind))
+            with torch.autocast(teacher.device.type, torch.bfloat16, enabled=fast_bfloat16(teacher.device)):
+                outputs = teacher(batch_to_device(features, teacher.device))
+            mask, vectors = outputs["attention_mask"].bool(), outputs["sentence_embedding"].float().cpu()
+            ids, states = outputs["input_ids"][mask].int().cpu(), outputs["token_embeddings"][mask].half().cpu()
+            if not (states.isfinite().all() and vectors.isfinite().all()):
+                raise FloatingPointError(f"The teacher's numbers for {texts[batch[0]].words[:80]!r} are not finite.")
+            lengths = mask.sum(1).tolist()
+            for row, *answer in zip(batch, ids.split(lengths), states.split(lengths), vectors):
+                found[row] = tuple(answer)
     ids, states, vectors = zip(*found)
     lengths = torch.tensor([len(each) for each in ids], dtype=torch.int32)
     return {"ids": torch.cat(ids), "lengths": lengths, "states": torch.cat(states), "vectors": torch.stack(vectors)}
