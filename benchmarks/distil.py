@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import lancedb
@@ -220,9 +220,12 @@ def score(
 def texts_of_length(teacher: SentenceTransformer, data: Retrieval, tokens: int, count: int) -> list[str]:
     """Texts of exactly this many tokens for the teacher, cut from the documents laid end to end."""
     tokenizer = teacher.tokenizer
-    ids = tokenizer(" ".join(data.documents[:400]), add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer(" ".join(data.documents), add_special_tokens=False, verbose=False)["input_ids"]
     size = tokens - len(tokenizer("")["input_ids"])
-    return [tokenizer.decode(ids[start * size : (start + 1) * size]) for start in range(count)]
+    texts = (tokenizer.decode(ids[start : start + size]) for start in range(0, len(ids), size))
+    # A piece that begins within a word, for example, is cut into other tokens when it is read again.
+    exact = (text for text in texts if len(tokenizer(text, verbose=False)["input_ids"]) == tokens)
+    return list(islice(exact, count))
 
 
 def prepared(folder: str, int8: bool) -> SentenceTransformer:

@@ -1,10 +1,12 @@
 """Which settings count for the trained weights, which of Transformers' a recipe refuses, and what follows from some."""
 
 import pytest
+import torch
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
 from neobert_hf.embeddings.arguments import EmbeddingArguments
+from neobert_hf.embeddings.distil import DistilArguments
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments
 from neobert_hf.training.pretraining import PretrainingArguments
@@ -42,6 +44,14 @@ def test_the_precision_follows_the_hardware(kind):
     assert kind("runs").bf16 is is_torch_bf16_gpu_available()
     assert kind("runs", use_cpu=True).bf16 is False
     assert kind("runs", use_cpu=True, bf16=True).bf16 is True
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would be used")
+@pytest.mark.parametrize("fast", [True, False])
+def test_distillation_on_a_cpu_uses_bfloat16_where_it_is_fast(fast, monkeypatch):
+    monkeypatch.setattr("neobert_hf.embeddings.distil.fast_bfloat16", lambda device: fast)
+    assert DistilArguments("runs").bf16 is DistilArguments("runs", use_cpu=True).bf16 is fast
+    assert DistilArguments("runs").device.type == "cpu"
 
 
 def test_an_epoch_is_a_pass_over_the_rows_with_any_accumulation():
