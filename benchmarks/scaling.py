@@ -3,7 +3,7 @@ benchmarks/results/scaling.md.
 
     python benchmarks/scaling.py
 
-No speed was measured on a GPU here. FLOPs are counted by `neobert_hf.training.flops`, and the activations that are kept
+No speed is measured here. FLOPs are counted by `neobert_hf.training.flops`, and the activations that are kept
 for the backward pass on a CPU.
 """
 
