@@ -105,8 +105,9 @@ def ways() -> Iterator[tuple[bool, str, str, str, int, str]]:
     """The arguments of `measure_batch`."""
     attentions = ["sdpa", *(["flash_attention_2"] if CUDA and is_flash_attn_2_available() else [])]
     for way in itertools.product((False, True), ["NeoBERT"], TYPES, attentions, LENGTHS, LAYOUTS):
+        _, _, type_name, attention, _, _ = way
         # FlashAttention computes in half precision only.
-        if way[2] != "float32" or way[3] == "sdpa":
+        if type_name != "float32" or attention == "sdpa":
             yield way
     for name, attention, length in itertools.product(ENCODERS, attentions, LENGTHS):
         kind, values = ENCODERS[name]
