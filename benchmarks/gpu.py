@@ -72,7 +72,7 @@ def measure_batch(
     rows = max(1, TOKENS // length)
     lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
     inputs, labels = make_batch(model.config, lengths, layout == "packed")
-    inputs = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in inputs.items()}
+    inputs = {key: value.to(DEVICE) if torch.is_tensor(value) else value for key, value in inputs.items()}
     labels = labels.to(DEVICE)
     # What the model learns does not matter, but its weights must stay finite.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
@@ -125,7 +125,7 @@ def measure(settings: Settings) -> list[list[str]]:
         row = ["training step" if training else "forward pass", model, name, attention, f"{length:,}", layout]
         try:
             found = measure_batch(*way)
-        except (RuntimeError, ValueError, ImportError) as error:  # Memory that ends, or a kernel that is not there.
+        except (RuntimeError, ValueError) as error:  # Memory that ends, or a kernel that is not there.
             rows.append([*row, str(error).splitlines()[0][:80], "", "", ""])
             continue
         rows.append([*row, f"{found['tokens']:,.0f}", f"{found['memory']:.1f}", "", ""])
