@@ -39,9 +39,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from neobert_hf.common.fingerprints import model_fingerprint
-from neobert_hf.cpu_neobert import PackedLinear
+from neobert_hf.cpu_neobert import pack_linear_layers
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.embeddings.teacher import load_teacher, states_alone
+from neobert_hf.embeddings.teacher import states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
 
 
@@ -237,10 +237,7 @@ def prepared(folder: str, int8: bool) -> SentenceTransformer:
     elif int8:
         model[0].model = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear})
     else:
-        for layer in encoder.modules():
-            if type(layer) is nn.Linear:
-                layer.__class__ = PackedLinear
-                layer.pack()
+        pack_linear_layers(encoder)
     return model
 
 
@@ -261,7 +258,7 @@ def measure_speed(
 
 
 def measure(settings: DistilSettings) -> dict:
-    teacher, data = load_teacher(settings.teacher, torch.device("cpu")), Path(settings.data)
+    teacher, data = SentenceTransformer(settings.teacher, device="cpu").float(), Path(settings.data)
     folders = dict(one.split("=", 1) for one in settings.models)
     models = {TEACHER: teacher, STATIC: static_model(teacher)}
     models |= {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}

@@ -85,6 +85,17 @@ def largest_int8_weight() -> int:
     return 127 if ((sums - 127 * 256).abs() < 256).all() else 63
 
 
+def pack_linear_layers(module: nn.Module, kind: type[PackedLinear] = PackedLinear) -> None:
+    """Pack all linear layers of a module, in place."""
+    for layer in module.modules():
+        if isinstance(layer, PackedLinear):
+            layer._refuse()
+        if type(layer) is nn.Linear:
+            layer.__class__ = kind
+            layer.pack()
+    module.requires_grad_(False)
+
+
 def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     """Pack the weights of the encoder blocks, to speed up inference on a CPU. Changes the model, in place.
 
@@ -99,10 +110,5 @@ def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
     """
     for module in list(model.modules()):
         for block in getattr(module, "transformer_encoder", ()):
-            for layer in block.modules():
-                if isinstance(layer, PackedLinear):
-                    layer._refuse()
-                if type(layer) is nn.Linear:
-                    layer.__class__ = Int8Linear if int8 else PackedLinear
-                    layer.pack()
+            pack_linear_layers(block, Int8Linear if int8 else PackedLinear)
     return model.eval().requires_grad_(False)

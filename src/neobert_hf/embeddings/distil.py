@@ -45,7 +45,7 @@ class DistilSettings:
     )
     column: str = field(default="text", metadata={"help": "name of the column that holds the text"})
     passages: int = field(
-        default=32_000,
+        default=60_000,
         metadata={"help": "passages to learn from, of which each gives up to three texts; fewer if there are fewer"},
     )
     # Twice this rate broke the embeddings in a trial.

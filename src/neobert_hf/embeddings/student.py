@@ -28,6 +28,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.data.tokenizer import INPUTS
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.teacher import Answers, states_alone
@@ -61,10 +62,10 @@ class StudentSettings:
     vocabulary: Literal["teacher", "used"] = field(
         default="teacher", metadata={"help": "of a new student: the teacher's, or what the texts use of it (WordPiece)"}
     )
-    num_hidden_layers: int = field(default=2, metadata={"help": "0 for a mere table of token vectors"})
+    num_hidden_layers: int = field(default=1, metadata={"help": "0 for a mere table of token vectors"})
     hidden_size: int = field(default=384, metadata={"help": "width of the student"})
     num_attention_heads: int = field(default=6, metadata={"help": "must divide the width"})
-    intermediate_size: int = field(default=768, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"})
+    intermediate_size: int = field(default=1152, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"})
 
     def sizes(self) -> dict[str, int]:
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -190,8 +191,9 @@ def new_encoder(sizes: dict[str, int], teacher: SentenceTransformer, entries: Se
         if len(entries) < vocabulary_size(tokenizer):
             file = Path(folder, "tokenizer.json")
             file.write_text(json.dumps(with_entries(json.loads(file.read_text(encoding="utf-8")), entries)))
-        padding = AutoTokenizer.from_pretrained(folder).pad_token_id
-        config = NeoBERTConfig(vocab_size=len(entries), max_length=512, pad_token_id=padding, **sizes)
+        saved = AutoTokenizer.from_pretrained(folder, model_input_names=INPUTS)
+        saved.save_pretrained(folder)
+        config = NeoBERTConfig(vocab_size=len(entries), max_length=512, pad_token_id=saved.pad_token_id, **sizes)
         NeoBERTModel(config).save_pretrained(folder)
         return Transformer(folder, max_seq_length=teacher.max_seq_length)
 

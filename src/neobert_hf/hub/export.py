@@ -337,7 +337,7 @@ def trace(module: ExportedModule, batch: dict[str, torch.Tensor]) -> onnx_ir.Mod
 
 class Int8Embedding(nn.Module):
     """Embeddings in uint8 around 128, with a scale for each. The quantizer of onnxruntime has one for all, with
-    which the states of `models/distilled` are off by 0.16 of their norm in place of 0.14."""
+    which the states of a small model were off by 0.16 of their norm in place of 0.14."""
 
     def __init__(self, weight: torch.Tensor):
         super().__init__()
