@@ -93,7 +93,6 @@ def pack_linear_layers(module: nn.Module, kind: type[PackedLinear] = PackedLinea
         if type(layer) is nn.Linear:
             layer.__class__ = kind
             layer.pack()
-    module.requires_grad_(False)
 
 
 def prepare_for_inference(model: nn.Module, int8: bool = False) -> nn.Module:
