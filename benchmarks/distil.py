@@ -40,8 +40,8 @@ from torch import nn
 
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.cpu_neobert import pack_linear_layers
+from neobert_hf.distillation.teacher import states_alone
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.embeddings.teacher import states_alone
 from neobert_hf.modeling_neobert import NeoBERTModel
 
 

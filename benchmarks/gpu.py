@@ -25,7 +25,7 @@ from encoders import ENCODERS, build_model, make_batch, ragged_lengths
 from runner import Settings, run_benchmark, table
 from transformers.utils import is_flash_attn_2_available
 
-from neobert_hf.training.flops import training_flops
+from neobert_hf.pretraining.flops import training_flops
 
 
 CUDA = torch.cuda.is_available()

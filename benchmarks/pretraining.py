@@ -26,8 +26,8 @@ from neobert_hf import NeoBERTConfig
 from neobert_hf.common.files import write_json
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, checkpoint_settings, read_data
-from neobert_hf.training.pretraining_trainer import MLMTrainer
+from neobert_hf.pretraining.recipe import ModelArguments, PretrainingArguments, checkpoint_settings, read_data
+from neobert_hf.pretraining.trainer import MLMTrainer
 
 
 # Further flags of every run, which a test sets.

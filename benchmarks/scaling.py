@@ -3,7 +3,7 @@ benchmarks/results/scaling.md.
 
     python benchmarks/scaling.py
 
-No speed is measured here. FLOPs are counted by `neobert_hf.training.flops`, and the activations that are kept
+No speed is measured here. FLOPs are counted by `neobert_hf.pretraining.flops`, and the activations that are kept
 for the backward pass on a CPU.
 """
 
@@ -14,7 +14,7 @@ from runner import table
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.modeling_neobert import NeoBERTRMSNorm
-from neobert_hf.training.flops import DATASHEET_PEAKS, training_flops
+from neobert_hf.pretraining.flops import DATASHEET_PEAKS, training_flops
 
 
 H100, STEP_TOKENS, MICRO_BATCH = DATASHEET_PEAKS["H100"], 2**21, 32_768

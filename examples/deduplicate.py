@@ -16,8 +16,9 @@ from functools import partial
 
 import numpy as np
 
-from neobert_hf.common.files import absolute, check_inputs, mark_folder, write_whole
-from neobert_hf.common.fingerprints import depends_on, fingerprint
+from neobert_hf.common.files import absolute, write_whole
+from neobert_hf.common.fingerprints import fingerprint
+from neobert_hf.common.run import check_inputs, identity_of, mark_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.duplicates import STATES, DuplicateSettings, find_duplicates, keep_rows, runs_of, sign_part
@@ -57,7 +58,7 @@ def main(args: list[str] | None = None) -> None:
 
     # 3. A signature of every row
     of_rows = DuplicateSettings(settings.column, settings.bands, settings.rows_per_band)
-    same = depends_on(of_rows, evaluation=fingerprint(evaluation), sizes=sizes_of(plan))
+    same = identity_of(of_rows, evaluation=fingerprint(evaluation), sizes=sizes_of(plan))
     output = absolute(settings.output_dir)
     signatures, texts = f"{output}/signatures", f"{output}/texts"
     do_parts(plan, partial(sign_part, settings=of_rows, evaluation=evaluation), signatures, same, **engine)

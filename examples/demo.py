@@ -29,7 +29,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
-from neobert_hf.common.files import output_folder, write_json, write_png, write_text
+from neobert_hf.common.files import write_json, write_png, write_text
+from neobert_hf.common.run import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.documents import Documents

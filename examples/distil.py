@@ -12,13 +12,13 @@ from pathlib import Path
 
 from transformers import set_seed
 
-from neobert_hf.common.files import output_folder
+from neobert_hf.common.run import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings.distil import DistilArguments, DistilSettings, DistilTrainer, run_identity
-from neobert_hf.embeddings.student import StudentSettings, build_student, load_student
-from neobert_hf.embeddings.teacher import ask_teacher, choose_texts, load_teacher
-from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint
+from neobert_hf.distillation.student import StudentSettings, build_student, load_student
+from neobert_hf.distillation.teacher import ask_teacher, choose_texts, load_teacher
+from neobert_hf.distillation.trainer import DistilArguments, DistilSettings, DistilTrainer, run_identity
+from neobert_hf.training.run import check_alone, newest_checkpoint
 
 
 def main(args: list[str] | None = None) -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from neobert_hf.common.files import absolute, check_inputs, mark_folder
-from neobert_hf.common.fingerprints import depends_on, model_fingerprint
+from neobert_hf.common.files import absolute
+from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.common.run import check_inputs, identity_of, mark_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.parts import do_parts, plan_parts, sizes_of
@@ -48,7 +49,7 @@ def main(args: list[str] | None = None) -> None:
         corpus.model = absolute(corpus.model)
 
     # 2. Vectors of each part; what they depend on is stored with them
-    same = depends_on(corpus, model=model_fingerprint(corpus.model), sizes=sizes_of(plan))
+    same = identity_of(corpus, model=model_fingerprint(corpus.model), sizes=sizes_of(plan))
     engine = {"workers": settings.workers, "ray": settings.ray, "gpus": settings.gpus}
     records = do_parts(plan, partial(embed_part, settings=corpus), settings.output_dir, same, **engine)
     rows = sum(record["rows"] for record in records)

@@ -4,7 +4,7 @@
     python examples/finetune_embeddings.py --config configs/embeddings/contrastive.yaml --model runs/small/model
 
 The pairs are headings with their text, sentences with their paragraph, and neighbouring paragraphs; see
-`data/text_pairs.py`. With `--held_out 0.1` the pairs of every tenth document go to a second file,
+`embeddings/text_pairs.py`. With `--held_out 0.1` the pairs of every tenth document go to a second file,
 `data/text_pairs_held_out.parquet`.
 """
 
@@ -13,7 +13,7 @@ from collections import Counter
 from neobert_hf.common.files import write_parquet
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.data.text_pairs import TextPairSettings, make_pairs
+from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs
 
 
 def main(args: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ shards are the same for any number of workers. After an interruption, run the sa
 
 from contextlib import nullcontext
 
-from neobert_hf.common.files import output_folder
+from neobert_hf.common.run import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.preparing import RECORDS, PrepareArguments, prepare

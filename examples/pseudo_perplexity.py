@@ -17,7 +17,7 @@ only models with the same tokenizer: another tokenizer divides a text into other
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.files import output_folder
+from neobert_hf.common.run import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.pseudo_perplexity import PseudoPerplexityArguments, check_models, score_models, write_report
@@ -27,7 +27,7 @@ def main(args: list[str] | None = None) -> None:
     # 1. Settings and models, which are checked before anything is scored
     (settings,) = parse_config(PseudoPerplexityArguments, args=args)
     writes = (*settings.paths, "scores.parquet", "pseudo_perplexity.md", "pseudo_perplexity.png")
-    inputs, sources = {"models": settings.paths.values()}, {"source": settings.source}
+    inputs, sources = {"models": list(settings.paths.values())}, {"source": settings.source}
     with output_folder(settings.output_dir, "pseudo_perplexity.py", writes, inputs, sources):
         check_models(settings)
 

@@ -23,8 +23,9 @@ import torch
 import yaml
 from datasets import Dataset
 
-from neobert_hf.common.files import output_folder, write_json, write_text
+from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.paths import check_exists
+from neobert_hf.common.run import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.arguments import EmbeddingArguments

@@ -13,14 +13,14 @@ run and the best model of each task, and a report on all models, `report.md`.
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.files import check_inputs, mark_folder
+from neobert_hf.common.run import check_inputs, mark_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation.glue.recipe import GlueArguments, GlueEvaluation, GlueSettings, plan_runs
 from neobert_hf.evaluation.glue.report import read_published, write_report
 from neobert_hf.evaluation.glue.tasks import choose_tasks
 from neobert_hf.evaluation.results import name_of_model
-from neobert_hf.training.run_checkpoints import check_alone
+from neobert_hf.training.run import check_alone
 
 
 def main(args: list[str] | None = None) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import neobert_hf  # noqa: F401  # registers the architecture
-from neobert_hf.common.files import check_inputs, mark_folder
+from neobert_hf.common.run import check_inputs, mark_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model

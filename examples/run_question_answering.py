@@ -10,27 +10,8 @@ checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best evaluatio
 exact match and F1, beside those of a baseline (`report.md`, `report.json`).
 """
 
-import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.script_errors import run_script
-from neobert_hf.common.settings import parse_config
-from neobert_hf.tasks.question_answering import READERS, QuestionAnswering, QuestionAnsweringSettings
-from neobert_hf.tasks.recipe import fine_tune, task_folder, write_report
-from neobert_hf.tasks.rows import read_splits
-from neobert_hf.training.fine_tuning import FineTuningArguments
-
-
-def main(args: list[str] | None = None) -> None:
-    settings, arguments = parse_config(QuestionAnsweringSettings, FineTuningArguments, args=args)
-    with task_folder(settings, arguments):
-        # 1. The rows of all splits, checked
-        task = QuestionAnswering(settings, read_splits(settings, READERS))
-
-        # 2. Training to the end; `model/` has the weights of the best evaluation
-        trainer = fine_tune(task, settings, arguments)
-
-        # 3. Scores on all held-out rows beside those of a baseline, and the model card
-        print(write_report(task, settings, trainer), flush=True)
+from neobert_hf_cli import run
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run("answer")

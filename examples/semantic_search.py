@@ -26,7 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.files import check_inputs, folder_lock
+from neobert_hf.common.files import folder_lock
+from neobert_hf.common.run import check_inputs
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.search.documents import Documents, SourceSettings

@@ -10,10 +10,10 @@ After an interruption, run the same command again: it resumes from the newest co
 from dataclasses import dataclass, field
 
 from neobert_hf.common.script_errors import run_script
+from neobert_hf.contextual.clusters import add_clusters
+from neobert_hf.contextual.model import build_contextual_encoder
+from neobert_hf.contextual.training import ContextualLoss, ContextualRetrievalEvaluator, ContextualTrainer
 from neobert_hf.embeddings.arguments import RecipeArguments
-from neobert_hf.embeddings.clusters import add_clusters
-from neobert_hf.embeddings.contextual import build_contextual_encoder
-from neobert_hf.embeddings.contextual_training import ContextualLoss, ContextualRetrievalEvaluator, ContextualTrainer
 from neobert_hf.embeddings.recipe import prepare_run, retrieval_evaluator
 
 

@@ -12,7 +12,8 @@ by chance. So all models and data of one project must use the same tokenizer fol
 
 from pathlib import Path
 
-from neobert_hf.common.files import atomic_folder, check_inputs, folder_lock
+from neobert_hf.common.files import atomic_folder, folder_lock
+from neobert_hf.common.run import check_inputs
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.tokenizer import TokenizerArguments, train_tokenizer

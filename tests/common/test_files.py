@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from neobert_hf.common.files import (
-    MARKER,
-    FolderInUse,
-    atomic_folder,
-    atomic_write,
-    folder_lock,
-    output_folder,
-    replace_folder,
-    write_text,
-)
+from neobert_hf.common.files import FolderInUse, atomic_folder, atomic_write, folder_lock, replace_folder, write_text
+from neobert_hf.common.run import MARKER, output_folder
 from neobert_hf.hub import convert, publish
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT

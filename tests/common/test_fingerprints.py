@@ -6,14 +6,8 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from neobert_hf.common.fingerprints import (
-    SettingsMismatch,
-    check_same_settings,
-    depends_on,
-    fingerprint,
-    model_fingerprint,
-    tokenizer_fingerprint,
-)
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint, tokenizer_fingerprint
+from neobert_hf.common.run import SettingsMismatch, check_same_identity, identity_of
 from neobert_hf.data.tokenizer import TokenizerArguments
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -86,10 +80,10 @@ def test_a_tokenizer_is_the_same_wherever_it_comes_from(tmp_path):
 
 def test_a_place_is_no_setting_and_what_differs_is_named():
     settings = TokenizerArguments("a", "b", vocab_size=9)
-    stored = depends_on(settings, {"seed": 0}, leave_out=["max_documents"], data={"train": "x", "test": "y"})
+    stored = identity_of(settings, {"seed": 0}, leave_out=["max_documents"], data={"train": "x", "test": "y"})
     assert stored.keys() == vars(settings).keys() - {"source", "output_dir", "max_documents"} | {"seed", "data"}
-    check_same_settings("run", stored, dict(stored), "Do this.")
+    check_same_identity("run", stored, dict(stored), "Do this.")
     with pytest.raises(SettingsMismatch) as error:
-        check_same_settings("run", stored, stored | {"data": {"train": "x", "test": "z"}, "vocab_size": 8}, "Do this.")
+        check_same_identity("run", stored, stored | {"data": {"train": "x", "test": "z"}, "vocab_size": 8}, "Do this.")
     assert str(error.value).count(" there, ") == 2
     assert "data.test: 'y' there, 'z' now" in str(error.value) and "vocab_size: 9 there, 8 now" in str(error.value)

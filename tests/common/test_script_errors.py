@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from neobert_hf.common.script_errors import run_script
-from neobert_hf.data.tables import read_rows
+from neobert_hf.data.sources import read_rows
 from tests.helpers.examples import load_example
 
 

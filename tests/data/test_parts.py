@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data.parts import do_parts, plan_parts, read_texts, sizes_of
 
 

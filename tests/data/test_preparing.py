@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data import preparing, tables
 from neobert_hf.data.documents import Documents
 from neobert_hf.data.shards import load_tokenizer, read_manifest

@@ -10,7 +10,8 @@ from datasets import ClassLabel, Dataset, Features, Image, List, Value, load_dat
 from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.data import tables
-from neobert_hf.data.tables import Row, hub_files, list_as_text, read_rows, stream_text
+from neobert_hf.data.rows import Row, list_as_text
+from neobert_hf.data.sources import hub_files, read_rows, stream_text
 
 
 def cells(source, *arguments, **options) -> list[dict]:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from neobert_hf.data.text_pairs import TextPairSettings, make_pairs, pairs_of_document
+from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document
 
 
 BODY = "The index keeps one vector for each passage of a document and finds those that are nearest to a query."

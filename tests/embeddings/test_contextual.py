@@ -7,7 +7,7 @@ import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 from neobert_hf import NeoBERTModel
-from neobert_hf.embeddings.contextual import build_contextual_encoder, draw_context, embed_context
+from neobert_hf.contextual.model import build_contextual_encoder, draw_context, embed_context
 from neobert_hf.embeddings.models import build, load_trained_model
 
 

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.common.settings import parse_config
-from neobert_hf.embeddings import clusters
+from neobert_hf.contextual import clusters
+from neobert_hf.contextual.clusters import ClusterBatchSampler, find_clusters
+from neobert_hf.contextual.model import build_contextual_encoder
+from neobert_hf.contextual.training import ContextualCollator, ContextualLoss, mean_cosine
 from neobert_hf.embeddings.arguments import EmbeddingArguments
-from neobert_hf.embeddings.clusters import ClusterBatchSampler, find_clusters
-from neobert_hf.embeddings.contextual import build_contextual_encoder
-from neobert_hf.embeddings.contextual_training import ContextualCollator, ContextualLoss, mean_cosine
 from neobert_hf.embeddings.datasets import read_descriptions
 from tests.helpers.embedding_runs import load, losses_of, run
 from tests.helpers.examples import load_example

@@ -10,9 +10,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.data.tables import stream_text
-from neobert_hf.embeddings import teacher
+from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.data.sources import stream_text
+from neobert_hf.distillation import teacher
 from neobert_hf.embeddings.prompts import prompt_of
 from tests.helpers.examples import load_example, to_flags
 from tests.helpers.models import ROOT

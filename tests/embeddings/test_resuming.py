@@ -8,7 +8,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from tests.helpers.embedding_runs import KINDS, RECIPES, run, to_flags
 from tests.helpers.pretraining_runs import (
     ScriptProcesses,

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.evaluation import pseudo_perplexity
 from neobert_hf.evaluation.pseudo_perplexity import choose_positions, curves, masked_losses, scale_rope

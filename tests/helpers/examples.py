@@ -1,19 +1,21 @@
-"""The recipes in examples/ as modules, so that a test can call their `main` in its own process, and their flags."""
+"""The recipes of examples/, so that a test can call their `main` in its own process, and their flags."""
 
-import importlib.util
-from functools import lru_cache
-from types import ModuleType
+import re
+from collections.abc import Callable
 
+from neobert_hf_cli import load
 from tests.helpers.models import ROOT
 
 
-@lru_cache
-def load_example(name: str) -> ModuleType:
-    """The script `examples/<name>.py`, imported once."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def command_of(name: str) -> str:
+    """The command of `neobert-hf` that the script `examples/<name>.py` runs."""
+    (command,) = re.findall(r'^    run\("(\w+)"\)$', (ROOT / "examples" / f"{name}.py").read_text(), re.MULTILINE)
+    return command
+
+
+def load_example(name: str) -> Callable:
+    """The recipe that the script runs; its `main` takes a command line."""
+    return load(command_of(name))
 
 
 def to_flags(settings: dict) -> list[str]:

@@ -23,17 +23,18 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
+import neobert_hf_cli
 from neobert_hf.common.fingerprints import file_checksum
 from neobert_hf.training import trainer as training
-from neobert_hf.training.run_checkpoints import COMPLETE, complete_checkpoints, step_of
-from tests.helpers.examples import load_example, to_flags
+from neobert_hf.training.run import COMPLETE, complete_checkpoints, step_of
+from tests.helpers.examples import command_of, load_example, to_flags
 from tests.helpers.models import ROOT
 
 
 CONFIGS = ROOT / "configs" / "accelerate"
 pretrain = load_example("pretrain")
 # For the server that processes are forked from.
-for script in ("prepare_data", "finetune_embeddings", "run_classification"):
+for script in ("run_classification",):
     load_example(script)
 
 
@@ -147,8 +148,10 @@ def _run_script(flags: list[str], environment: dict[str, str], log: str, script:
     # As in a script of one's own: this process has taken over the server's method, with which every loader worker would
     # import everything anew (8 s of CPU) and come from another server, which a signal to the group ends.
     multiprocessing.set_start_method("fork", force=True)
-    main = load_example(script).main if isinstance(script, str) else script
-    main(flags)
+    if isinstance(script, str):
+        neobert_hf_cli.run(command_of(script), flags)
+    else:
+        script(flags)
 
 
 def start(flags: list[str], **options) -> ScriptProcesses:

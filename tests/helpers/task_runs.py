@@ -5,7 +5,7 @@ import json
 import random
 from pathlib import Path
 
-from neobert_hf.data.tables import Row
+from neobert_hf.data.rows import Row
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings

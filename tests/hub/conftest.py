@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.embeddings.contextual import build_contextual_encoder
+from neobert_hf.contextual.model import build_contextual_encoder
 from neobert_hf.embeddings.models import build_encoder
 from tests.helpers.models import save_checkpoint
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from neobert_hf.common.fingerprints import SettingsMismatch, fingerprint
-from neobert_hf.embeddings.contextual import build_contextual_encoder
+from neobert_hf.common.fingerprints import fingerprint
+from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.contextual.model import build_contextual_encoder
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from tests.helpers.search_encoder import save_search_encoder
 from tests.search.conftest import write_rows

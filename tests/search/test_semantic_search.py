@@ -8,7 +8,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.search.index import VectorIndexError
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from tests.search.conftest import semantic_search, write_rows

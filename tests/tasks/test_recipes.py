@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from tests.helpers.examples import load_example
 from tests.helpers.models import save_encoder
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
@@ -141,7 +141,7 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tagged, tmp_path, monkeypatch, ca
     def from_the_hub(read):
         return lambda source, *arguments, **options: read(str(tagged), *arguments, **options)
 
-    monkeypatch.setattr("neobert_hf.data.tables.load_dataset", from_the_hub(load_dataset))
+    monkeypatch.setattr("neobert_hf.data.sources.load_dataset", from_the_hub(load_dataset))
     monkeypatch.setattr("neobert_hf.tasks.rows.get_dataset_split_names", from_the_hub(get_dataset_split_names))
     tag.main(flags(tmp_path / "run", left, "me/tags", max_length=1000))
     printed = capsys.readouterr().out

@@ -5,11 +5,11 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
+from neobert_hf.distillation.trainer import DistilArguments
 from neobert_hf.embeddings.arguments import EmbeddingArguments
-from neobert_hf.embeddings.distil import DistilArguments
+from neobert_hf.pretraining.settings import PretrainingArguments
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments
-from neobert_hf.training.pretraining import PretrainingArguments
 
 
 def settings(**changes) -> dict:
@@ -49,7 +49,7 @@ def test_the_precision_follows_the_hardware(kind):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would be used")
 @pytest.mark.parametrize("fast", [True, False])
 def test_distillation_on_a_cpu_uses_bfloat16_where_it_is_fast(fast, monkeypatch):
-    monkeypatch.setattr("neobert_hf.embeddings.distil.fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr("neobert_hf.distillation.trainer.fast_bfloat16", lambda device: fast)
     assert DistilArguments("runs").bf16 is DistilArguments("runs", use_cpu=True).bf16 is fast
     assert DistilArguments("runs").device.type == "cpu"
 

@@ -10,7 +10,7 @@ import pytest
 from neobert_hf import NeoBERTConfig
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
 from tests.helpers.examples import to_flags
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import SMALL, pretrain

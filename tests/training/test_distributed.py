@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
+from neobert_hf.training.run import CheckpointError, complete_checkpoints
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import (
     CONFIGS,

@@ -14,10 +14,12 @@ from transformers import set_seed
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.data.collator import MLMCollator
-from neobert_hf.training.flops import training_flops
-from neobert_hf.training.optimizers import build_optimizer, build_schedule
-from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, build_config, read_data
-from neobert_hf.training.pretraining_trainer import MLMTrainer
+from neobert_hf.pretraining.data import read_data
+from neobert_hf.pretraining.flops import training_flops
+from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
+from neobert_hf.pretraining.recipe import build_config
+from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.trainer import MLMTrainer
 from tests.helpers.models import ragged_batch, small_model
 from tests.helpers.plain_neobert import plain_hidden_states
 from tests.helpers.small_tokenizer import small_tokenizer

@@ -15,13 +15,14 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.data.documents import Documents
 from neobert_hf.data.tokenizer import train_bpe
-from neobert_hf.training.pretraining import ModelArguments, PretrainingArguments, read_data
-from neobert_hf.training.run_checkpoints import CheckpointError, complete_checkpoints
+from neobert_hf.pretraining.data import read_data
+from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
+from neobert_hf.training.run import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
 from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy, pretrain, run, small_flags, start
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from neobert_hf.common.fingerprints import SettingsMismatch
-from neobert_hf.training.run_checkpoints import (
+from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.training.run import (
     COMPLETE,
     Progress,
     check_alone,

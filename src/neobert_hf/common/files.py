@@ -1,125 +1,22 @@
-"""Output of a command: files that are whole, in a folder that one run writes at a time, and nothing of the user's.
+"""Output that is whole: a file or folder is written under another name, `<name>.<process id>.partial`, and then moved.
 
-- A file or folder is written under another name, which ends in `.<process id>.partial`, and then moved.
-- `output_folder` locks a folder, and marks it as the output of a recipe. A folder without the mark that holds something
-  under a name that the recipe writes is refused: what is there was written by somebody else.
-- No input of a run may lie where the run writes.
+A folder can be locked, so that one process writes it at a time.
 """
 
-import glob
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from datasets import Dataset
 from filelock import FileLock, Timeout
 from fsspec.core import url_to_fs
 
 
-# The mark of an output folder: `{"recipe": "pretraining"}`. It is written before anything else.
-MARKER = "neobert_hf.json"
-# The settings that name inputs, each with one path, Hub id or pattern, or several.
-Inputs = Mapping[str, str | Iterable[str] | None]
-
-
-class FolderInUse(SystemExit):
-    """Another run is writing the folder. Ends this process with a message that names the folder."""
-
-
-@contextmanager
-def output_folder(
-    folder: str | Path,
-    recipe: str,
-    writes: Iterable[str],
-    inputs: Inputs,
-    sources: Inputs | None = None,
-    setting: str = "output_dir",
-) -> Iterator[None]:
-    """Keep a folder for one run while the block runs; see `check_inputs`, `folder_lock` and `mark_folder`."""
-    check_inputs(folder, writes, inputs, sources, setting)
-    with folder_lock(folder):
-        mark_folder(folder, recipe, writes, setting)
-        try:
-            yield
-        finally:
-            # After an error such as bad input, no folder with nothing in it is left behind.
-            if os.listdir(folder) == [MARKER]:
-                shutil.rmtree(folder)
-
-
-def check_inputs(
-    folder: str | Path,
-    writes: Iterable[str],
-    inputs: Inputs,
-    sources: Inputs | None = None,
-    setting: str = "output_dir",
-) -> None:
-    """Refuse inputs that the run would replace.
-
-    Args:
-        folder: where the run writes.
-        writes: the names of what it writes there; they may hold `*`.
-        inputs: see `Inputs`.
-        sources: further inputs, of which folders are read whole, so that the output must not lie in them.
-        setting: the setting that names the folder.
-
-    Raises:
-        ValueError: naming the setting of the input and that of the output.
-    """
-    output, sources = _place(folder), dict(_places(sources or {}))
-    for path, name in (dict(_places(inputs)) | sources).items():
-        if path == output or (path.is_relative_to(output) and _matches(path.relative_to(output).parts[0], writes)):
-            raise ValueError(f"`{name}` is {str(path)!r}, which would be replaced: choose another `{setting}`.")
-        if path in sources and path.is_dir() and output.is_relative_to(path):
-            raise ValueError(f"`{setting}` {str(folder)!r} lies in `{name}` {str(path)!r}, all of which is read.")
-
-
-def _place(path: str | Path) -> Path:
-    return Path(path).expanduser().resolve()
-
-
-def _places(inputs: Inputs) -> Iterator[tuple[Path, str]]:
-    """The place of every input that exists locally, and its setting."""
-    for name, given in inputs.items():
-        for path in [given] if isinstance(given, (str, Path)) else given or []:
-            expanded = os.path.expanduser(path)
-            for found in [expanded] if os.path.exists(expanded) else glob.glob(expanded, recursive=True):
-                yield _place(found), name
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting: str = "output_dir") -> None:
-    """Mark a folder as the output of a recipe. It need not exist, and may have the mark already.
-
-    Raises:
-        ValueError: if the folder is the output of another recipe, or has no mark and holds one of the names that the
-            recipe writes.
-    """
-    folder = Path(folder)
-    if folder.is_file():
-        raise NotADirectoryError(f"`{setting}` is {str(folder)!r}, which is a file: give a folder.")
-    # Listed before the mark is looked for: another process of this recipe may be starting.
-    found = sorted(path.name for path in folder.glob("*") if _matches(path.name, writes))
-    marker = folder / MARKER
-    if marker.exists():
-        other = json.loads(marker.read_text(encoding="utf-8"))["recipe"]
-        if other != recipe:
-            raise ValueError(f"{folder} is the output of {other}: choose another `{setting}` for {recipe}.")
-    elif found:
-        raise ValueError(
-            f"{folder / found[0]} was not written by {recipe}, and would be replaced: choose another `{setting}`."
-        )
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(marker, {"recipe": recipe})
+class FolderInUse(OSError):
+    """Another run is writing the folder, which the message names."""
 
 
 @contextmanager
@@ -133,7 +30,7 @@ def folder_lock(folder: str | Path) -> Iterator[None]:
         FolderInUse: if another process holds the lock.
         OSError: if the folder cannot be written.
     """
-    folder = _place(folder)
+    folder = Path(folder).expanduser().resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = os.access(folder.parent, os.W_OK)
@@ -188,8 +85,8 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_parquet(path: Path, rows: Dataset) -> None:
-    """Write rows that `Dataset.from_parquet` reads; the folder is created if needed."""
+def write_parquet(path: Path, rows: Any) -> None:
+    """Write a `Dataset`, which `Dataset.from_parquet` reads; the folder is created if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
         rows.to_parquet(partial)

@@ -1,26 +1,20 @@
-"""What a result depends on: fingerprints of data and models by their content, and the settings beside them.
-
-A path identifies nothing: a model may be trained on, and a folder may move. So settings that are paths are left out of
-what is compared, and the fingerprints of what lies there take their place.
-"""
+"""Fingerprints of data and models: hashes of their content, wherever they lie."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
-from datasets import Dataset
 from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from neobert_hf.common.files import MARKER
 from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.run import MARKER
 
 
 # The files of a model that weights, architecture, token ids and prompts depend on. The others tell how it was trained.
@@ -29,10 +23,6 @@ MODEL_FILES = ("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model")
 OLD_WEIGHTS = "*.bin"
 TRAINING_FILES = ("complete.json", "trainer_state.json", "training_args.bin", "golden.json", "log.json", MARKER)
 SPECIAL_TOKENS = ("cls_token", "sep_token", "pad_token", "mask_token", "unk_token")
-
-
-class SettingsMismatch(ValueError):
-    """A stored result, checkpoint or index was made with other settings, data or weights than those of this run."""
 
 
 def fingerprint(*values: Any) -> str:
@@ -57,7 +47,7 @@ def _add(digest: xxhash.xxh3_128, value: Any) -> None:
         digest.update(np.ascontiguousarray(value))
     elif isinstance(value, Path):
         _add(digest, file_checksum(value))
-    elif isinstance(value, Dataset):
+    elif hasattr(value, "features"):  # A `Dataset`; its library is not needed for anything else here.
         digest.update(str(value.features.arrow_schema.remove_metadata()).encode())
         for table in value.with_format("arrow").iter(10_000):
             # The bytes of a slice depend on the table it was cut from; `take` copies the rows, so that theirs do not.
@@ -135,54 +125,3 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     # Keys are sorted, since saving sorts a vocabulary that a freshly trained tokenizer lists in another order. Merges
     # are a list and keep their order.
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def depends_on(*settings: Any, leave_out: Iterable[str] = (), **contents: Any) -> dict[str, Any]:
-    """All that a result depends on, by name, as JSON returns it.
-
-    Args:
-        settings: dataclasses, of which paths are left out, and dictionaries.
-        leave_out: the names of settings that do not change the result.
-        contents: the fingerprints of data and models, and other things that the result depends on.
-    """
-    found = {}
-    for each in settings:
-        if is_dataclass(each):
-            paths = {setting.name for setting in fields(each) if setting.metadata.get("path")}
-            each = {name: value for name, value in asdict(each).items() if name not in paths}
-        found |= each
-    found = {name: value for name, value in found.items() if name not in leave_out}
-    return json.loads(json.dumps(found | contents, default=str))
-
-
-def differences(stored: dict, current: dict, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Name, stored and current value of each setting in which the two differ; `a.b` is the name of b within a."""
-    found = []
-    for name in sorted(stored.keys() | current.keys()):
-        old, new = stored.get(name), current.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            found.append((f"{prefix}{name}", old, new))
-    return found
-
-
-def check_same_settings(where: str | Path, stored: dict, current: dict, advice: str) -> None:
-    """Refuse something stored that does not depend on the same as this run.
-
-    Args:
-        where: what is stored.
-        stored, current: what `depends_on` returned then and now.
-        advice: what the user can do.
-
-    Raises:
-        SettingsMismatch: with a line for each difference.
-    """
-    if differing := differences(stored, current):
-        lines = [f"  {name}: {_short(old)} there, {_short(new)} now" for name, old, new in differing]
-        raise SettingsMismatch("\n".join([f"{where} was made with other settings:", *lines, advice]))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Settings of the recipes and of `neobert-hf`: dataclasses, filled from a YAML file and by flags, which override it.
+"""Settings of the recipes: dataclasses, filled from a YAML file, and by flags or keywords, which override it.
 
 `HfArgumentParser` makes a flag of every field. The metadata of a field hold its help and, if it is a path, one of
 
@@ -12,11 +12,13 @@ import inspect
 import json
 import os
 import sys
-from argparse import Action, ArgumentParser
-from dataclasses import MISSING, fields
+from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from textwrap import fill
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
@@ -26,10 +28,29 @@ from neobert_hf.common.paths import beside_file, check_exists
 
 
 Entry = TypeVar("Entry")
+# Of the explanation of a setting in the help.
+INDENT = " " * 8
 
 
 class SettingsParser(HfArgumentParser):
-    """Keeps which settings are paths (`action.path`), and raises ValueError where argparse would end the process."""
+    """Knows which settings are paths (`action.path`), and raises ValueError where argparse would end the process.
+
+    Attributes:
+        settings: the flag of each setting, by name.
+    """
+
+    def __init__(self, kinds: Sequence[type]):
+        self.hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+        config = ArgumentParser(add_help=False, allow_abbrev=False)
+        # A recipe may have a setting `config` of its own.
+        self.reads_config = "config" not in self.hints
+        if self.reads_config:
+            config.add_argument(
+                "--config", dest="config_file", metavar="FILE.yaml", help="settings; flags override them"
+            )
+        super().__init__(kinds, parents=[config], add_help=False, allow_abbrev=False)
+        # A switch has a second action, `--no_...`, behind its own.
+        self.settings = {action.dest: action for action in reversed(self._actions) if action.dest in self.hints}
 
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
@@ -37,30 +58,33 @@ class SettingsParser(HfArgumentParser):
         return action
 
     def error(self, message: str) -> None:
-        raise ValueError(f"{message}. -h lists all settings.")
+        raise ValueError(f"{message}. --help lists all settings.")
+
+    def read_config(self, file: str) -> dict[str, Any]:
+        """The values of a YAML file and of those that it extends, in the types of the settings."""
+        given = {}
+        for place, values in read_extended(find_config(file)):
+            given |= _read_values(place, values, self)
+        return given
 
 
-def parse_config(
-    *dataclass_types: type, args: list[str] | None = None, positional: tuple[str, ...] = (), prog: str | None = None
-) -> tuple[Any, ...]:
+def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml`, then the other flags.
 
     A file holds one `name: value` per line; `null` stands for no value. It may begin with `extends: OTHER.yaml`, whose
     values it overrides.
 
     Args:
-        dataclass_types: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. If one has a setting
-            `config`, there is no `--config FILE.yaml`.
+        kinds: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. If one has a setting `config`, there
+            is no `--config FILE.yaml`.
         args: the command line without the program's name; `sys.argv[1:]` if None.
         positional: settings that may be given first and without their flag, in this order.
-        prog: the program's name in the help; the name of the script if None.
 
     Returns:
         One instance for each type, in order.
 
     Raises:
         ValueError: naming a setting that is unknown, missing or of the wrong type, and the file if it is in one.
-        SystemExit: after `-h`.
 
     Example:
         `(settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])`
@@ -68,59 +92,131 @@ def parse_config(
     args = list(sys.argv[1:] if args is None else args)
     words = list(takewhile(lambda word: not word.startswith("-"), args))[: len(positional)]
     args = [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
-
-    hints = {name: hint for kind in dataclass_types for name, hint in get_type_hints(kind).items()}
-    config = ArgumentParser(add_help=False, allow_abbrev=False)
-    if "config" not in hints:
-        config.add_argument("--config", dest="config_file", metavar="FILE.yaml", help="settings; flags override them")
-    usage = " ".join(["%(prog)s", *(f"[{name}]" for name in positional), "[--config FILE.yaml] [--setting value ...]"])
-    parser = SettingsParser(dataclass_types, parents=[config], prog=prog, usage=usage, allow_abbrev=False)
-    _show_ours_first(parser, dataclass_types)
-    # A switch has a second action, `--no_...`, behind its own.
-    settings = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
+    parser = SettingsParser(kinds)
 
     # What is needed may be given in the file, and the flag of what is needed may be misspelt.
-    needed = [action for action in settings.values() if action.required]
+    needed = [action for action in parser.settings.values() if action.required]
     for action in needed:
         action.required = False
-    given = {}
-    if file := getattr(config.parse_known_args(args)[0], "config_file", None):
-        for place, values in read_extended(file):
-            given |= _read_values(place, values, parser, settings, hints)
-    parser.set_defaults(**given)
-    if unknown := parser.parse_known_args(args)[1]:
+    found, unknown = parser.parse_known_args(args)
+    if unknown:
         flag = unknown[0].split("=")[0]
         raise ValueError(
-            f"{flag!r} on the command line is no setting{nearest(flag, [f'--{name}' for name in settings])}"
+            f"{flag!r} on the command line is no setting{nearest(flag, [f'--{name}' for name in parser.settings])}"
         )
+    file = getattr(found, "config_file", None)
+    given = parser.read_config(file) if file else {}
+    parser.set_defaults(**given)
     for action in needed:
         action.required = action.dest not in given
     # Without `look_for_args_file=False`, Transformers would silently add the flags from a file named after the script.
-    return parser.parse_args_into_dataclasses(args, look_for_args_file=False)[: len(dataclass_types)]
+    return parser.parse_args_into_dataclasses(args, look_for_args_file=False)[: len(kinds)]
 
 
-def _show_ours_first(parser: SettingsParser, dataclass_types: tuple[type, ...]) -> None:
-    """Move the settings of Transformers behind a line in the help."""
-    bases = {base for kind in dataclass_types for base in kind.__mro__}
-    theirs = {base for base in bases if base.__module__.startswith(("transformers.", "sentence_transformers."))}
-    ours = {name for base in bases - theirs for name in inspect.get_annotations(base)} | {"output_dir"}
-    inherited = {name for base in theirs for name in inspect.get_annotations(base)} - ours
-    actions = parser._optionals._group_actions
-    group = parser.add_argument_group("settings of Transformers, explained at its TrainingArguments")
-    group._group_actions.extend(action for action in actions if action.dest in inherited)
-    actions[:] = [action for action in actions if action.dest not in inherited]
+def settings_of_keywords(kinds: Sequence[type], given: dict[str, Any], recipe: str) -> tuple[Any, ...]:
+    """Fill dataclasses from keywords, as `parse_config` does from flags: `config` names a YAML file of further values.
+
+    Args:
+        recipe: the name of the function that was called, for messages.
+
+    Raises:
+        TypeError: naming a setting that is unknown or missing.
+        ValueError: as of `parse_config`, for the file.
+    """
+    known = {setting.name: setting for kind in kinds for setting in fields(kind) if setting.init}
+    for name in given:
+        if name not in known and name != "config":
+            raise TypeError(f"{recipe}() has no setting {name!r}{nearest(name, list(known))}")
+    file = given.get("config") if "config" not in known else None
+    given = {name: value for name, value in given.items() if name in known}
+    values = SettingsParser(kinds).read_config(str(file)) if file else {}
+    values |= {name: _as_declared(known[name], value) for name, value in given.items()}
+    if missing := [name for name, setting in known.items() if _is_needed(setting) and name not in values]:
+        raise TypeError(f"{recipe}() needs {' and '.join(f'`{name}`' for name in missing)}.")
+    of_kinds = ({one.name for one in fields(kind)} for kind in kinds)
+    return tuple(
+        kind(**{name: value for name, value in values.items() if name in names}) for kind, names in zip(kinds, of_kinds)
+    )
 
 
-def _read_values(
-    file: str, values: dict[str, Any], parser: SettingsParser, settings: dict[str, Action], hints: dict[str, Any]
-) -> dict[str, Any]:
+def _is_needed(setting: Field) -> bool:
+    return setting.default is MISSING and setting.default_factory is MISSING
+
+
+def _as_declared(setting: Field, value: Any) -> Any:
+    """A path as text, and one value of a setting that takes several as a list of it, as a command line has them."""
+    value = str(value) if isinstance(value, Path) else value
+    several = get_origin(setting.type) is list and not isinstance(value, (list, tuple))
+    return [value] if several and value is not None else value
+
+
+def help_text(kinds: Sequence[type], everything: bool = False) -> str:
+    """The settings as `--help` prints them: the needed ones first, then each dataclass under its first sentence.
+
+    Args:
+        everything: also those of Transformers, but for the ones that the recipe refuses.
+    """
+    parser, shown = SettingsParser(kinds), set()
+    ours = {name for kind in kinds for base in kind.__mro__ if not _is_theirs(base) for name in _annotations(base)}
+    needed = [name for name, action in parser.settings.items() if action.required or name == "output_dir"]
+    groups = [("needed", needed)]
+    for kind in kinds:
+        # The fields of ancestors come first, as in the dataclass.
+        names = [one.name for one in fields(kind) if one.init and one.name in ours]
+        groups.append((inspect.getdoc(kind).splitlines()[0].rstrip("."), names))
+    if everything:
+        refused = {name for kind in kinds for name in getattr(kind, "refused", ())}
+        groups.append(
+            ("of Transformers, explained at its TrainingArguments", [*parser.settings.keys() - ours - refused])
+        )
+    lines = ["  --config FILE.yaml", f"{INDENT}settings; flags override them"] if parser.reads_config else []
+    for title, names in groups:
+        entries = [_help_of(parser.settings[name]) for name in names if name in parser.settings and name not in shown]
+        shown |= set(names)
+        if entries:
+            lines += ["", f"{title}:", *entries]
+    return "\n".join(lines)
+
+
+def _is_theirs(kind: type) -> bool:
+    return kind.__module__.startswith(("transformers.", "sentence_transformers."))
+
+
+def _annotations(kind: type) -> list[str]:
+    return list(inspect.get_annotations(kind))
+
+
+def _help_of(action: Action) -> str:
+    values = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    several = f"{values} [{values} ...]" if action.nargs == "+" else values
+    help_ = " ".join((action.help or "").replace("%%", "%").split())
+    default = "" if action.default in (None, [], SUPPRESS) or action.required else f" ({action.default})"
+    return f"  --{action.dest} {several}\n" + fill(
+        f"{help_}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
+    )
+
+
+def find_config(file: str) -> str:
+    """The path of a YAML file: as it is given, or else that of the configuration of this name in the package.
+
+    So `--config configs/embeddings/distil.yaml`, as in a clone, and `--config embeddings/distil.yaml` work anywhere.
+    """
+    if os.path.exists(file):
+        return file
+    own = Path(__file__).parents[1] / "configs" / file.removeprefix("configs/")
+    return str(own) if own.is_file() else file
+
+
+def _read_values(file: str, values: dict[str, Any], parser: SettingsParser) -> dict[str, Any]:
     """The values of a YAML file, read as if they were flags. Its paths are relative to the file."""
-    flags, empty = [], {}
+    flags, empty, settings = [], {}, parser.settings
+    for action in settings.values():
+        action.required = False
     for name, value in values.items():
         if name not in settings:
             raise ValueError(f"{file} has the unknown key {name!r}{nearest(str(name), list(settings))}")
         action, several = settings[name], settings[name].nargs == "+"
-        if value is None and type(None) in get_args(hints[name]) or value == [] and several:
+        if value is None and type(None) in get_args(parser.hints[name]) or value == [] and several:
             empty[name] = value
             continue
         if value is None or (isinstance(value, list) and not several):

@@ -29,8 +29,9 @@ from fsspec.core import url_to_fs
 from tqdm.auto import tqdm
 
 from neobert_hf.common.files import absolute, folder_lock, write_whole
-from neobert_hf.common.fingerprints import check_same_settings
-from neobert_hf.data.tables import Row, can_begin_anywhere, check_local, count_rows, hub_files, local_files, read_from
+from neobert_hf.common.run import check_same_identity
+from neobert_hf.data.rows import Row
+from neobert_hf.data.sources import can_begin_anywhere, check_local, count_rows, hub_files, local_files, read_from
 
 
 # Files that are read at a time to plan: a Hub or an object store takes a moment to answer.
@@ -215,7 +216,7 @@ def _read_records(plan: list[Part], folder: str, settings: dict[str, Any]) -> di
         record, part = json.loads(content), planned.get(os.path.basename(path))
         stored = {name: record[name] for name in ("rows", "first_row", "settings")}
         now = {"rows": part and part.rows, "first_row": part and part.first_row, "settings": settings}
-        check_same_settings(path, stored, now, "Choose another folder, or delete this one.")
+        check_same_identity(path, stored, now, "Choose another folder, or delete this one.")
         found[part.number] = record
     return found
 

@@ -22,12 +22,13 @@ from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.common import tokenizers
 from neobert_hf.common.files import absolute
-from neobert_hf.common.fingerprints import check_same_settings, depends_on, tokenizer_fingerprint
+from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.run import check_same_identity, identity_of
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_texts
 from neobert_hf.data.shards import TOKENIZER, Manifest, save_tokenizer, write_shard
-from neobert_hf.data.tables import local_files
+from neobert_hf.data.sources import local_files
 from neobert_hf.data.tokenizer import with_special_tokens
 
 
@@ -100,11 +101,11 @@ def prepare(settings: PrepareArguments) -> Manifest:
     source |= {"source": "local files" if files else settings.source, "tokenizer": tokenizer_fingerprint(tokenizer)}
     # Not len(): ids may have holes.
     vocab_size = max(tokenizer.get_vocab().values()) + 1
-    same = depends_on(settings, source, leave_out=("workers", "ray"))
+    same = identity_of(settings, source, leave_out=("workers", "ray"))
     begun = Manifest.read(output)
     manifest = begun or Manifest(settings.source, same, vocab_size)
     advice = "Repeat those, choose another `output_dir`, or delete the folder."
-    check_same_settings(output, manifest.settings, same, advice)
+    check_same_identity(output, manifest.settings, same, advice)
     if not manifest.finished:
         rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
         plan = plan_parts([settings.source], *rows, settings.subset, settings.split)

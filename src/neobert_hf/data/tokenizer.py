@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from neobert_hf.common.tokenizers import NAMED_TOKENS, check_tokenizer
-from neobert_hf.data.tables import stream_text
+from neobert_hf.data.sources import stream_text
 
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}

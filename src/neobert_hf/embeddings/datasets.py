@@ -16,7 +16,8 @@ from huggingface_hub.dataclasses import strict
 
 from neobert_hf.common.paths import beside_file, check_file_name
 from neobert_hf.common.settings import check_mapping, nearest, read_entry, read_yaml
-from neobert_hf.data.tables import Row, files_state, is_empty, list_as_text, read_rows
+from neobert_hf.data.rows import Row, is_empty, list_as_text
+from neobert_hf.data.sources import files_state, read_rows
 from neobert_hf.embeddings.prompts import as_prompt
 
 

@@ -13,9 +13,9 @@ from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from transformers import set_seed
 
-from neobert_hf.common.files import check_inputs
-from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.run import check_inputs, identity_of
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
@@ -27,7 +27,7 @@ from neobert_hf.embeddings.datasets import (
     read_descriptions,
 )
 from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.run_checkpoints import newest_checkpoint, training_folder
+from neobert_hf.training.run import newest_checkpoint, training_folder
 
 
 # What is written to `output_dir` besides checkpoints, model and log.
@@ -130,7 +130,7 @@ def run_identity(settings: RecipeArguments, arguments: EmbeddingArguments, data:
         name: {key: getattr(dataset, key) for key in keys} | {"content": fingerprint(dataset.rows)}
         for name, dataset in data.train.items()
     }
-    return depends_on(
+    return identity_of(
         settings,
         result_settings(arguments),
         # `prompts` are the instructions of the datasets.

@@ -26,11 +26,12 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf.common.files import atomic_write, write_png, write_text
-from neobert_hf.common.fingerprints import check_same_settings, fingerprint, model_fingerprint
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
 from neobert_hf.common.report import markdown_table
+from neobert_hf.common.run import check_same_identity
 from neobert_hf.common.tokenizers import load_tokenizer
-from neobert_hf.data.tables import stream_text
+from neobert_hf.data.sources import stream_text
 from neobert_hf.evaluation.results import ADVICE
 
 
@@ -316,7 +317,7 @@ def stored_losses(file: Path, settings: dict) -> list[float]:
         return []
     *lines, _ = file.read_bytes().split(b"\n")
     stored, *batches = map(json.loads, lines)
-    check_same_settings(file, stored, settings, ADVICE)
+    check_same_identity(file, stored, settings, ADVICE)
     os.truncate(file, sum(len(line) + 1 for line in lines))
     return [loss for batch in batches for loss in batch]
 

@@ -13,8 +13,9 @@ import torch
 import xxhash
 from tqdm import tqdm
 
-from neobert_hf.data.tables import holds_documents, is_empty, local_files, read_rows
-from neobert_hf.embeddings.contextual import embed_context
+from neobert_hf.contextual.model import embed_context
+from neobert_hf.data.rows import is_empty
+from neobert_hf.data.sources import holds_documents, local_files, read_rows
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.passages import Passage
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from neobert_hf.common.fingerprints import check_same_settings, fingerprint
+from neobert_hf.common.fingerprints import fingerprint
+from neobert_hf.common.run import check_same_identity
 from neobert_hf.embeddings.models import (
     check_finite,
     embedding_fingerprint,
@@ -138,7 +139,7 @@ class PassageEncoder:
         # In the form that is stored: JSON turns a tuple of pooling modes into a list.
         current = json.loads(json.dumps(self.identity))
         advice = f"Use {index.identity['model']} and the settings of the index, or make another index."
-        check_same_settings(f"The index {name}", index.identity | {"model": ""}, current | {"model": ""}, advice)
+        check_same_identity(f"The index {name}", index.identity | {"model": ""}, current | {"model": ""}, advice)
 
     def notes(self) -> list[str]:
         """Notes for the user: texts get another prompt than the model's own, vectors are compared in another way than

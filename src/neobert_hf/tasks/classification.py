@@ -11,9 +11,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from neobert_hf.data.tables import Row, list_as_text
-from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.data.rows import Row, list_as_text
+from neobert_hf.tasks.recipe import Task, TaskSettings, train_on_task
+from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits, read_splits
+from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
 # Usual names of columns, the likelier first. If a dataset has both label names and label numbers, the names are used.
@@ -77,6 +79,21 @@ def are_several(rows: list[Row], column: str, separator: str | None) -> bool:
             "where a cell can hold a list, or separate the labels of a cell and set `label_separator`."
         )
     return separator is not None or any(isinstance(cell, list) for cell in cells)
+
+
+@recipe
+def classify(settings: ClassificationSettings, arguments: FineTuningArguments) -> Result:
+    """Fine-tune any encoder to classify texts: your own CSV, TSV, JSON lines or Parquet, a table, or a Hub dataset.
+
+    The columns are guessed, and whether a row has one class or several; the guesses are printed, and settings can name
+    others. Bad rows are errors before training. Called again after an interruption, it goes on from the newest complete
+    checkpoint, on a CPU bit for bit. `output_dir` gets `model/` (the best of all evaluations, with a card), and a
+    report with the scores, each label and the worst errors, beside the scores of a bag of words.
+
+    Returns:
+        The model's folder; `scores` and those of the `baseline`, by split and metric.
+    """
+    return train_on_task(lambda: Classification(settings, read_splits(settings)), "classify", settings, arguments)
 
 
 class Classification(Task):

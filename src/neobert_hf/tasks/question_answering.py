@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from neobert_hf.data import tables
-from neobert_hf.data.tables import Reader, Row
-from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import Splits, parse_splits
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.data import readers
+from neobert_hf.data.readers import Reader
+from neobert_hf.data.rows import Row
+from neobert_hf.tasks.recipe import Task, TaskSettings, train_on_task
+from neobert_hf.tasks.rows import Splits, parse_splits, read_splits
+from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
 @dataclass
@@ -34,11 +37,11 @@ class QuestionAnsweringSettings(TaskSettings):
 def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Read questions in SQuAD's format (`data`, `paragraphs`, `qas`), as a JSON array of rows, or as JSON lines."""
     try:
-        content = json.loads("".join(tables.read_lines(file)))
+        content = json.loads("".join(readers.read_lines(file)))
     except (json.JSONDecodeError, RecursionError):
         content = None
     if not isinstance(content, dict) or "data" not in content:
-        yield from tables.read_json(file, columns)
+        yield from readers.read_json(file, columns)
         return
     try:
         for article in content["data"]:
@@ -51,7 +54,23 @@ def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dic
         raise ValueError(f"not in SQuAD's format: {error!r} is missing or has another type") from error
 
 
-READERS: Mapping[str, Reader] = {**tables.READERS, ".json": read_squad, ".jsonl": read_squad}
+READERS: Mapping[str, Reader] = {**readers.READERS, ".json": read_squad, ".jsonl": read_squad}
+
+
+@recipe
+def answer(settings: QuestionAnsweringSettings, arguments: FineTuningArguments) -> Result:
+    """Fine-tune any encoder to find answers in texts, as in SQuAD v1 and v2.
+
+    The data are SQuAD's own JSON, JSON lines, Parquet, a table, or a Hub dataset. Texts longer than a window are read
+    in several overlapping windows. If some training questions have no answer, the model learns to say that there is
+    none. For resuming and `output_dir` see `classify`; the report has exact match and F1.
+
+    Returns:
+        The model's folder; `scores` and those of the `baseline`, by split and metric.
+    """
+    return train_on_task(
+        lambda: QuestionAnswering(settings, read_splits(settings, READERS)), "answer", settings, arguments
+    )
 
 
 class QuestionAnswering(Task):

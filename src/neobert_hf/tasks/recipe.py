@@ -1,8 +1,7 @@
 """What the recipes for your own tasks share: settings, training, the report and the model card."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -13,13 +12,14 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
 
 from neobert_hf.common.files import write_json, write_text
-from neobert_hf.common.fingerprints import depends_on, fingerprint, model_fingerprint
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.recipe import Result
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.tokenizers import length_to_cut_at
-from neobert_hf.training.arguments import result_settings
+from neobert_hf.data.sources import name_of
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, load_for_task
-from neobert_hf.training.run_checkpoints import check_alone, newest_checkpoint, training_folder
+from neobert_hf.training.run import Run, check_alone
 
 
 @dataclass
@@ -104,18 +104,35 @@ class Task(ABC):
         """How wrong each row is, 0 if it is right; what is right, what the model found, and the text."""
 
 
-@contextmanager
-def task_folder(settings: TaskSettings, arguments: FineTuningArguments) -> Iterator[None]:
-    """Keep `output_dir` for this run, which is of one process, while the block runs."""
+def train_on_task(
+    make_task: Callable[[], Task], recipe: str, settings: TaskSettings, arguments: FineTuningArguments
+) -> Result:
+    """The steps that all recipes of tasks share.
+
+    Args:
+        make_task: reads the rows of all splits, and checks them.
+        recipe: its name.
+    """
     check_alone(arguments)
     inputs = {name: getattr(settings, name) for name in ("model", "data", "validation_data", "test_data")}
-    with training_folder(arguments, "task training", ("report.md", "report.json"), inputs):
+    # `max_steps` follows from the rows, and `max_length` from the model.
+    leave_out = ("subset", "score_test", "max_steps", "max_length")
+    folder = {"inputs": inputs, "writes": ("report.md", "report.json"), "leave_out": leave_out}
+    with Run.start(recipe, arguments, settings, **folder) as run:
         check_model_exists(settings.model, "model")
-        yield
+
+        # 1. The rows of all splits, checked
+        task = make_task()
+
+        # 2. Training to the end; `model/` has the weights of the best evaluation
+        trainer = fine_tune(task, settings, arguments, run)
+
+        # 3. Scores on all held-out rows beside those of a baseline, and the model card
+        return write_report(task, settings, trainer)
 
 
-def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments) -> FineTuningTrainer:
-    """Train to the end, from the newest checkpoint if there is one, and write the best model to `model/`.
+def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments, run: Run) -> FineTuningTrainer:
+    """Train to the end, from the run's checkpoint if there is one, and write the best model to `model/`.
 
     Returns:
         The trainer, with the weights of the best evaluation.
@@ -134,20 +151,15 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     task.encode(tokenizer, length)
 
     arguments = arguments.planned(len(task.encoded["train"]))
-    # All that the weights depend on.
-    values = depends_on(
-        settings,
-        result_settings(arguments),
-        leave_out=("subset", "score_test"),
+    run.identify(
         model=model_fingerprint(settings.model),
         max_length=length,
         labels=task.labels,
+        max_steps=arguments.max_steps,
         eval_steps=arguments.eval_steps,
         early_stopping_patience=arguments.early_stopping_patience,
         data={split: fingerprint(task.tables[split].remove_columns("place")) for split in ("train", "validation")},
     )
-    output = Path(arguments.output_dir)
-    checkpoint = newest_checkpoint(output, values)
 
     def compute_metrics(evaluated: Any) -> dict[str, float]:
         scores = task.metrics("validation", task.predict("validation", evaluated.predictions))
@@ -156,32 +168,28 @@ def fine_tune(task: Task, settings: TaskSettings, arguments: FineTuningArguments
     trainer = FineTuningTrainer(
         model,
         arguments,
+        run=run,
         train_dataset=task.encoded["train"],
         eval_dataset=task.encoded["validation"],
         data_collator=task.collator_class(tokenizer),
         processing_class=tokenizer,
         preprocess_logits_for_metrics=task.reduce_logits,
         compute_metrics=compute_metrics,
-        settings=values,
     )
     print(
         f"{', '.join(f'{len(rows):,} {split}' for split, rows in task.tables.items())} rows; "
         f"{arguments.max_steps:,} steps on {arguments.device}, evaluated every {arguments.eval_steps} steps; "
-        f"{f'resuming from {checkpoint}' if checkpoint else f'starting from {settings.model}'}",
+        f"{f'resuming from {run.checkpoint}' if run.checkpoint else f'starting from {settings.model}'}",
         flush=True,
     )
-    trainer.train_to_the_end(checkpoint)
-    trainer.save_best(output / "model")
+    trainer.train_to_the_end()
+    trainer.save_best(run.folder / "model")
     return trainer
 
 
-def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer) -> str:
-    """Score the best model and the baseline on all held-out rows; write `report.md`, `report.json` and the card.
-
-    Returns:
-        The Markdown.
-    """
-    folder, scores, baselines, details = Path(trainer.args.output_dir), {}, {}, []
+def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer) -> Result:
+    """Score the best model and the baseline on all held-out rows; write `report.md`, `report.json` and the card."""
+    folder, scores, baselines, details = trainer.run.folder, {}, {}, []
     trainer.compute_metrics = None
     for split in [split for split in task.tables if split != "train"]:
         logits = trainer.predict(task.encoded[split]).predictions
@@ -193,19 +201,20 @@ def write_report(task: Task, settings: TaskSettings, trainer: FineTuningTrainer)
             details += ["```", report.rstrip(), "```", ""]
         details += worst_rows(task.tables[split]["place"][:], task.errors(split, found, logits))
     evaluations, best = trainer.evaluations(), trainer.state.best_global_step
-    table = score_table(task, scores, baselines)
+    table, data = score_table(task, scores, baselines), name_of(settings.data)
     introduction = (
-        f"{settings.model} on {settings.data}: {len(task.tables['train']):,} training rows; the best of "
+        f"{settings.model} on {data}: {len(task.tables['train']):,} training rows; the best of "
         f"{len(evaluations)} evaluations, at step {best:,}. Metrics in percent; the step was chosen on validation, so "
         "the metrics on validation are a little too good."
     )
     text = "\n".join([f"# {task.kind}", "", introduction, "", *table, *details, ""])
     content = {"scores": scores, "baselines": baselines, "evaluations": evaluations, "best_step": best}
-    write_json(folder / "report.json", content | {"settings": trainer.run_settings})
+    write_json(folder / "report.json", content | {"settings": trainer.run.identity})
     write_text(folder / "report.md", text)
     # The card may be published, so it names no path of this machine.
-    write_text(folder / "model" / "README.md", model_card(task.kind, Path(settings.data).name, scores, table))
-    return text
+    write_text(folder / "model" / "README.md", model_card(task.kind, Path(data).name, scores, table))
+    print("\n".join(["", *table, "", f"{folder / 'model'}; {folder / 'report.md'} has the worst errors"]), flush=True)
+    return Result(folder / "model", scores, baseline=baselines)
 
 
 def score_table(task: Task, scores: dict[str, dict], baselines: dict[str, dict]) -> list[str]:

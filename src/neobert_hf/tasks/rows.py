@@ -13,7 +13,9 @@ from datasets import Dataset, DatasetDict, get_dataset_split_names
 from neobert_hf.common.paths import check_exists, held_by
 from neobert_hf.common.settings import nearest
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.tables import READERS, Reader, Row, check_local, read_rows, split_files
+from neobert_hf.data.readers import READERS, Reader
+from neobert_hf.data.rows import Row
+from neobert_hf.data.sources import check_local, is_table, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
@@ -34,8 +36,13 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
         ValueError: if a file cannot be read, or a split is empty.
     """
     splits: Splits = {}
-    folder = Path(settings.data).expanduser()
-    if folder.is_dir():
+    folder = None if is_table(settings.data) else Path(settings.data).expanduser()
+    if folder is None:
+        tables = settings.data if isinstance(settings.data, DatasetDict) else {"train": settings.data}
+        for split, names in SPLITS.items():
+            if name := next((name for name in names if name in tables), None):
+                splits[split] = list(read_rows(tables[name], readers=readers))
+    elif folder.is_dir():
         check_local(settings.data, settings.subset, "train")
         for split, names in SPLITS.items():
             if files := split_files(folder, names, readers):
@@ -54,7 +61,7 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
             raise ValueError(f"{settings.data} has no split 'train', only {', '.join(found)}.")
     for split in ("validation", "test"):
         if (source := getattr(settings, f"{split}_data")) is not None:
-            if not glob.glob(source):
+            if not is_table(source) and not glob.glob(source):
                 check_exists(source, f"{split}_data")
             splits[split] = list(read_rows(source, readers=readers))
     return {split: splits[split] for split in SPLITS if split in splits and (split != "test" or settings.score_test)}

@@ -18,10 +18,13 @@ import torch
 from sklearn.metrics import classification_report
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, PreTrainedTokenizerBase
 
-from neobert_hf.data import tables
-from neobert_hf.data.tables import Reader, Row
-from neobert_hf.tasks.recipe import Task, TaskSettings
-from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.data import readers
+from neobert_hf.data.readers import Reader
+from neobert_hf.data.rows import Row
+from neobert_hf.tasks.recipe import Task, TaskSettings, train_on_task
+from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits, read_splits
+from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
 WORDS = ("tokens", "words", "form", "text")
@@ -43,7 +46,7 @@ class TokenClassificationSettings(TaskSettings):
 def read_conll(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, list[str]]]:
     """Read one word per line, first the word and last its tag, with an empty line after each sentence."""
     words, tags = [], []
-    for number, line in enumerate(chain(tables.read_lines(file), [""]), 1):
+    for number, line in enumerate(chain(readers.read_lines(file), [""]), 1):
         # Between tabs a word may contain spaces. No-break spaces, as in 10 000, never separate words.
         line = line.strip(" \t\r\n")
         cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line)]
@@ -62,9 +65,25 @@ def read_conll(file: Path, columns: Sequence[str] | None = None) -> Iterator[dic
 
 
 READERS: Mapping[str, Reader] = {
-    **tables.READERS,
+    **readers.READERS,
     **dict.fromkeys((".conll", ".bio", ".iob", ".iob2", ".txt"), read_conll),
 }
+
+
+@recipe
+def tag(settings: TokenClassificationSettings, arguments: FineTuningArguments) -> Result:
+    """Fine-tune any encoder to tag words: names of entities, parts of speech.
+
+    The data are CoNLL files, Parquet, JSON lines, a table with lists of words and tags, or a Hub dataset. Entities
+    (tags such as B-PER) are scored by seqeval, other tags by accuracy. For resuming and `output_dir` see `classify`;
+    the baseline gives every word its commonest tag.
+
+    Returns:
+        The model's folder; `scores` and those of the `baseline`, by split and metric.
+    """
+    return train_on_task(
+        lambda: TokenClassification(settings, read_splits(settings, READERS)), "tag", settings, arguments
+    )
 
 
 class TokenClassification(Task):

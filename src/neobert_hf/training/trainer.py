@@ -6,20 +6,29 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model
 from torch.distributed.tensor import DTensor
+from tqdm.auto import tqdm
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils import logging
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
-from neobert_hf.training.run_checkpoints import (
-    Progress,
+from neobert_hf.training.run import (
+    Run,
     check_engine,
     complete_checkpoints,
     delete_checkpoint,
@@ -28,6 +37,10 @@ from neobert_hf.training.run_checkpoints import (
     read_progress,
     step_of,
 )
+
+
+# Endings of the metrics by which recipes choose the best weights, for the line of an evaluation.
+CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "loss")
 
 
 class StopOnSignal(TrainerCallback):
@@ -39,6 +52,9 @@ class StopOnSignal(TrainerCallback):
         self.previous = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
+        # Python handles signals in the main thread only; a notebook's server may train in another.
+        if threading.current_thread() is not threading.main_thread():
+            return
         self.previous = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _receive(self, number, frame):
@@ -59,6 +75,21 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
+class Stopped(KeyboardInterrupt):
+    """Training was ended by Ctrl-C or SIGTERM, and a checkpoint was saved: the same call goes on from there."""
+
+    def __init__(self, number: signal.Signals, step: int, advice: str):
+        super().__init__(f"Stopped by {number.name} after step {step:,}. {advice}")
+        self.signal = number
+
+
+@cache
+def _look_after_workers() -> None:
+    """Once in a process that trains: a data loader's workers end with it, and leave its signals to it."""
+    os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
+    atexit.register(_end_workers)
+
+
 def _leave_signals_to_the_parent() -> None:
     """In a data loader's worker: launchers signal all processes, and a worker that dies ends training at once.
 
@@ -68,7 +99,6 @@ def _leave_signals_to_the_parent() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
-@atexit.register
 def _end_workers() -> None:
     """After an error that nobody caught, Python would wait for workers that it has ended by the blocked signal."""
     # At the end of a worker, torch's handler of this signal would raise an error.
@@ -78,9 +108,6 @@ def _end_workers() -> None:
             process.kill()
 
 
-os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
-
-
 class EarlyStopping(EarlyStoppingCallback):
     """Early stopping without the warning that the best weights are not loaded, since `load_best` loads them."""
 
@@ -88,20 +115,55 @@ class EarlyStopping(EarlyStoppingCallback):
         pass
 
 
-class PrintLogs(TrainerCallback):
-    """Where there is no progress bar, prints each log as one readable line with its step."""
+class Bar(ProgressCallback):
+    """Transformers' progress bar with the time left, without a dictionary of 15 numbers for each evaluation."""
+
+    def on_log(self, args, state, control, **kwargs):
+        pass
+
+
+class ShortLogs(TrainerCallback):
+    """One short line for each log, with the time left.
+
+    Of an evaluation it has what the recipe chooses by, or else the loss; all metrics are in `log.json`.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.began, self.first_step = time.monotonic(), state.global_step
 
     def on_log(self, args, state, control, logs: dict[str, float], **kwargs):
-        if state.is_world_process_zero:
-            values = [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, float)]
-            print(f"   step {state.global_step:,} of {state.max_steps:,}: {', '.join(values)}", flush=True)
+        if not state.is_world_process_zero:
+            return
+        values = {name: value for name, value in logs.items() if isinstance(value, float) and name != "epoch"}
+        if evaluated := [name for name in values if name.startswith("eval_")]:
+            chosen = [name for end in CHOSEN_BY for name in evaluated if name.endswith(end)]
+            values = {name: values[name] for name in chosen[:1] or evaluated[:1]}
+        done = state.global_step - self.first_step
+        seconds = (time.monotonic() - self.began) / done * (state.max_steps - state.global_step) if done else 0
+        left = f", {timedelta(seconds=round(seconds))} left" if seconds else ""
+        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        tqdm.write(f"   step {state.global_step:,} of {state.max_steps:,}{left}: {found}")
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without "Writing model shards" between the scores."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 class ResumableTrainer(Trainer):
-    """A Trainer that uses only complete checkpoints; see `run_checkpoints.py`.
+    """A Trainer that uses only complete checkpoints; see `run.py`.
+
+    Args:
+        run: its identity is stored in checkpoints, and training goes on from its checkpoint.
 
     Attributes:
-        run_settings: every setting that the result depends on, stored in checkpoints and compared on resume.
         stopped_by: the signal that ended training before `max_steps`, if one did.
         engine: the engine that sets the format of weights and optimizer in a checkpoint: `plain` (one process, DDP),
             `FSDP` or `DeepSpeed`.
@@ -110,8 +172,8 @@ class ResumableTrainer(Trainer):
         FloatingPointError: if loss or weights are not finite. Such weights are not saved.
     """
 
-    def __init__(self, *args, settings: dict, **kwargs):
-        self.run_settings = settings
+    def __init__(self, *args, run: Run, **kwargs):
+        self.run = run
         self.stopped_by: signal.Signals | None = None
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
@@ -125,35 +187,28 @@ class ResumableTrainer(Trainer):
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
-        if self.args.disable_tqdm:
-            self.remove_callback(PrinterCallback)
-            self.add_callback(PrintLogs())
+        self.remove_callback(PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
+        if not self.args.disable_tqdm:
+            self.add_callback(Bar())
+        self.add_callback(ShortLogs())
 
     def cursor(self) -> dict:
         """The position in the training data; empty for recipes that let the Trainer skip the rows already seen."""
         return {}
 
-    def train_to_the_end(self, resume: Path | None) -> None:
-        """Train to the end, from a checkpoint or the start. Ctrl-C and SIGTERM save, and end the process.
+    def train_to_the_end(self) -> None:
+        """Train to the end, from the run's checkpoint or the start.
 
         If the checkpoint is the last of a finished training, only its weights and its log are loaded.
 
         Raises:
             CheckpointError: if another engine wrote the checkpoint.
+            Stopped: after Ctrl-C or SIGTERM, when a checkpoint is saved.
         """
+        _look_after_workers()
+        resume = self.run.checkpoint
         if resume is not None and self.is_finished(resume):
-            if self.engine != "plain":
-                sys.exit(
-                    "Training is finished. Run the command once more with a single process to write "
-                    f"{Path(self.args.output_dir) / 'model'}."
-                )
-            if read_progress(resume).engine == "FSDP":
-                # Transformers reads such a checkpoint only under FSDP; it holds the whole model as well.
-                load_model(self.model, resume / "model.safetensors")
-            else:
-                self._load_from_checkpoint(str(resume))
-            self.model.to(self.args.device)
-            self.state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+            self._load_finished(resume)
             return
         if resume is not None:
             check_engine(resume, self.engine)
@@ -164,9 +219,21 @@ class ResumableTrainer(Trainer):
         finally:
             self.stop_on_signal.restore()
         if self.stopped_by is not None:
-            name, step = self.stopped_by.name, self.state.global_step
-            print(f"Stopped by {name} after step {step:,}. {self.advice()}", flush=True)
-            end_processes(self.accelerator, 128 + self.stopped_by)
+            raise Stopped(self.stopped_by, self.state.global_step, self.advice())
+
+    def _load_finished(self, checkpoint: Path) -> None:
+        if self.engine != "plain":
+            raise RuntimeError(
+                "Training is finished. Run the command once more with a single process to write "
+                f"{self.run.folder / 'model'}."
+            )
+        if read_progress(checkpoint).engine == "FSDP":
+            # Transformers reads such a checkpoint only under FSDP; it holds the whole model as well.
+            load_model(self.model, checkpoint / "model.safetensors")
+        else:
+            self._load_from_checkpoint(str(checkpoint))
+        self.model.to(self.args.device)
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
     def is_finished(self, checkpoint: Path) -> bool:
         """Whether training ended with this checkpoint, by `max_steps` or by early stopping.
@@ -182,7 +249,8 @@ class ResumableTrainer(Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         # All processes must use the same folder.
         (partial,) = map(Path, broadcast_object_list([str(partial_folder(folder))]))
-        self.save_model(str(partial))
+        with _no_bars():
+            self.save_model(str(partial))
         if self.is_world_process_zero():
             (partial / "training_args.bin").unlink(missing_ok=True)
             replace_folder(partial, folder)
@@ -208,12 +276,13 @@ class ResumableTrainer(Trainer):
             # An earlier run was interrupted while it saved this step.
             delete_checkpoint(folder)
         self.accelerator.wait_for_everyone()
-        super()._save_checkpoint(model, trial)
+        with _no_bars():
+            super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
             stops = self.control.should_training_stop and self.stopped_by is None
             stopped_early = stops and step < self.args.max_steps
-            mark_complete(folder, Progress(self.engine, self.run_settings, self.cursor(), stopped_early))
+            mark_complete(folder, self.engine, self.run.identity, self.cursor(), stopped_early)
             delete_old(folder.parent, self.keep, self.state.best_global_step)
 
     def _all_finite(self, model) -> bool:
@@ -230,15 +299,15 @@ class ResumableTrainer(Trainer):
         return f"{complete[-1]} is complete: the same command goes on from there."
 
 
-def end_processes(accelerator: Accelerator, code: int = 0) -> None:
-    """End the processes of a finished run. Returns only if there is no other process to end and `code` is 0."""
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
+def end_processes(code: int = 0) -> None:
+    """End one of several processes, together with the others."""
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
+    if state.device.type == "cpu":
         # Gloo's threads abort one exit in ten ("terminate called without an active exception", torch 2.13), and then
         # the launcher would report a finished run as failed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    if code:
-        sys.exit(code)
+    sys.exit(code)

@@ -13,12 +13,13 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from neobert_hf.common.fingerprints import SettingsMismatch, model_fingerprint
+from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.evaluation.glue import recipe
 from neobert_hf.evaluation.glue.recipe import GlueSettings, best_first, load_classifier
 from neobert_hf.evaluation.glue.report import best_runs, read_published, score_cell, write_report
 from neobert_hf.evaluation.glue.tasks import load_task
-from neobert_hf.training.run_checkpoints import CheckpointError
+from neobert_hf.training.run import CheckpointError
 from tests.helpers.examples import load_example, to_flags
 from tests.helpers.glue_runs import SMALL, TASKS, write_rows
 from tests.helpers.models import ROOT, save_encoder

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.contextual import build_contextual_encoder
+from neobert_hf.contextual.model import build_contextual_encoder
 from tests.helpers.mteb_tasks import random_texts, run_local
 
 

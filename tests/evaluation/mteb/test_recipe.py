@@ -8,7 +8,7 @@ import pytest
 import yaml
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.common.fingerprints import SettingsMismatch
+from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, read_local_tasks
 from neobert_hf.evaluation.results import name_of_model

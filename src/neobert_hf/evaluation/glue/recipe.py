@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.fingerprints import check_same_settings, depends_on, fingerprint, model_fingerprint
+from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
+from neobert_hf.common.run import check_same_identity, identity_of
 from neobert_hf.common.settings import read_entry, read_yaml
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.evaluation.glue.metrics import ScoreMetric
@@ -32,7 +33,7 @@ from neobert_hf.evaluation.glue.tasks import GlueTask, load_task
 from neobert_hf.evaluation.results import ADVICE
 from neobert_hf.training.arguments import result_settings
 from neobert_hf.training.fine_tuning import FineTuningArguments, FineTuningTrainer, load_for_task
-from neobert_hf.training.run_checkpoints import (
+from neobert_hf.training.run import (
     CheckpointError,
     complete_checkpoints,
     delete_checkpoint,
@@ -248,14 +249,14 @@ class GlueEvaluation:
             stored, now = result["settings"], self.shared.get(result["task"])
             if now is None:
                 stored, now = {"model": stored["model"]}, {"model": self.weights}
-            check_same_settings(file, stored, now, ADVICE)
+            check_same_identity(file, stored, now, ADVICE)
         for run in runs:
             if (source := self._source_of(run)) not in (None, *tasks) and not self._file(run).exists():
                 self._best_model(source)
 
     def _depends_on(self, task: GlueTask) -> dict:
         """What the results of all runs of a task depend on. Data are compared by their content, not by their place."""
-        return depends_on(
+        return identity_of(
             result_settings(self.arguments, leave_out=RUN_ARGUMENTS | {"num_train_epochs"}),
             model=self.weights,
             transfer=self.settings.transfer and task.transfer_from is not None,

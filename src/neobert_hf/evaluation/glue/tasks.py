@@ -14,7 +14,8 @@ from huggingface_hub.dataclasses import strict
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name, held_by
 from neobert_hf.common.settings import nearest, read_entry, read_yaml
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.tables import Row, is_empty, read_files, read_rows, split_files
+from neobert_hf.data.rows import Row, is_empty
+from neobert_hf.data.sources import read_files, read_rows, split_files
 from neobert_hf.evaluation.glue.metrics import CLASSIFICATION, CORRELATIONS
 
 

@@ -19,7 +19,7 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.embeddings.contextual import embed_context
+from neobert_hf.contextual.model import embed_context
 from neobert_hf.embeddings.models import check_finite, is_contextual
 from neobert_hf.embeddings.prompts import prompt_of
 

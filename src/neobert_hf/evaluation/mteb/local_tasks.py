@@ -23,7 +23,8 @@ from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_entry, read_yaml
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.tables import Row, read_rows
+from neobert_hf.data.rows import Row
+from neobert_hf.data.sources import read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
 

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.fingerprints import check_same_settings
+from neobert_hf.common.run import check_same_identity
 from neobert_hf.common.settings import nearest, read_yaml
 from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
@@ -201,7 +201,7 @@ class Evaluation:
             else:
                 # A row of the report is one model, also on the tasks that are not evaluated now.
                 stored = {name: stored[name] for name in now}
-            check_same_settings(file, stored, now, ADVICE)
+            check_same_identity(file, stored, now, ADVICE)
         failed = {}
         for task in tqdm(tasks, desc="Tasks", unit="task"):
             try:

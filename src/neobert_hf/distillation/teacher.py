@@ -30,7 +30,7 @@ from xxhash import xxh3_64_intdigest
 from neobert_hf.common.files import atomic_write
 from neobert_hf.common.fingerprints import texts_checksum
 from neobert_hf.cpu_neobert import pack_linear_layers
-from neobert_hf.data.tables import stream_text
+from neobert_hf.data.sources import stream_text
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
 

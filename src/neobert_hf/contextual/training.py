@@ -25,9 +25,9 @@ from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from neobert_hf.contextual.clusters import CLUSTER, VECTORS, ClusterBatchSampler
+from neobert_hf.contextual.model import embed_context
 from neobert_hf.embeddings.batches import ContrastiveCollator
-from neobert_hf.embeddings.clusters import CLUSTER, VECTORS, ClusterBatchSampler
-from neobert_hf.embeddings.contextual import embed_context
 from neobert_hf.embeddings.trainer import EmbeddingTrainer
 
 

@@ -19,10 +19,11 @@ from torch import nn
 from transformers import TrainingArguments
 
 from neobert_hf.common.files import atomic_folder, write_json, write_text
-from neobert_hf.common.fingerprints import depends_on, model_fingerprint, texts_checksum
+from neobert_hf.common.fingerprints import model_fingerprint, texts_checksum
+from neobert_hf.common.run import identity_of
 from neobert_hf.common.tokenizers import clear_truncation
-from neobert_hf.embeddings.student import Student, StudentSettings, cosine_to_teacher
-from neobert_hf.embeddings.teacher import Answers, Text, fast_bfloat16
+from neobert_hf.distillation.student import Student, StudentSettings, cosine_to_teacher
+from neobert_hf.distillation.teacher import Answers, Text, fast_bfloat16
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, result_settings
 from neobert_hf.training.trainer import ResumableTrainer
 
@@ -89,7 +90,7 @@ def run_identity(
     weights = {"teacher": model_fingerprint(settings.teacher), "texts": texts_checksum(map(repr, learned))}
     if student.student:
         weights["student"] = model_fingerprint(student.student)
-    return depends_on(settings, student, result_settings(arguments), leave_out=("column",), **weights)
+    return identity_of(settings, student, result_settings(arguments), leave_out=("column",), **weights)
 
 
 def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:

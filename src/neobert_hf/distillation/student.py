@@ -29,9 +29,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.tokenizer import INPUTS
+from neobert_hf.distillation.teacher import Answers, states_alone
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.embeddings.teacher import Answers, states_alone
 
 
 # Of the similarities in the loss. 0.05 and 0.03 make their part of it so large that vectors come less near to the

@@ -20,7 +20,8 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict
 
 from neobert_hf.data.held_out import is_held_out
-from neobert_hf.data.tables import is_empty, stream_text
+from neobert_hf.data.rows import is_empty
+from neobert_hf.data.sources import stream_text
 
 
 # Markdown's `## Title`, and reStructuredText's title with a line of marks under it and perhaps another one above.

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 
 from neobert_hf.data.batches import MLMBatchSampler
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
-from neobert_hf.training.flops import peak_flops, training_flops
-from neobert_hf.training.optimizers import build_optimizer, build_schedule
-from neobert_hf.training.pretraining import MicroBatches, PretrainingArguments, PretrainingData
-from neobert_hf.training.run_checkpoints import check_engine, read_progress
+from neobert_hf.pretraining.data import MicroBatches, PretrainingData
+from neobert_hf.pretraining.flops import peak_flops, training_flops
+from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
+from neobert_hf.pretraining.settings import PretrainingArguments
+from neobert_hf.training.run import Run, check_engine, read_progress
 from neobert_hf.training.trainer import ResumableTrainer
 
 
@@ -34,7 +35,7 @@ class MLMTrainer(ResumableTrainer):
     """Trains `NeoBERTForMaskedLM` on the micro-batches of an `MLMBatchSampler`.
 
     Args:
-        settings: see `ResumableTrainer`.
+        run: see `ResumableTrainer`.
         optimizer_from: a checkpoint whose optimizer state training starts with (stage 2 of the paper). Not used on
             resume.
     """
@@ -44,7 +45,7 @@ class MLMTrainer(ResumableTrainer):
         model: NeoBERTForMaskedLM,
         args: PretrainingArguments,
         data: PretrainingData,
-        settings: dict,
+        run: Run,
         optimizer_from: Path | None = None,
     ):
         self.data = data
@@ -56,7 +57,7 @@ class MLMTrainer(ResumableTrainer):
             train_dataset=data.train.documents,
             eval_dataset=data.held_out[0].documents if data.held_out else None,
             processing_class=data.tokenizer,
-            settings=settings,
+            run=run,
         )
         if optimizer_from is not None:
             self._check_continued_optimizer()
@@ -74,7 +75,7 @@ class MLMTrainer(ResumableTrainer):
 
     def _check_continued_optimizer(self) -> None:
         check_engine(self.optimizer_from, self.engine)
-        stored = read_progress(self.optimizer_from).settings["optimizer"]
+        stored = read_progress(self.optimizer_from).identity["optimizer"]
         if stored != self.args.optimizer or self.engine == "DeepSpeed":
             raise ValueError(
                 f"`continue_optimizer` needs the `optimizer` of {self.optimizer_from}, {stored!r}, and DDP or FSDP2; "

@@ -1,0 +1,1 @@
+"""Distillation: a small student learns from what a teacher computed for texts."""
