@@ -15,11 +15,13 @@ SUBPACKAGES = {
     "data": {"common"},
     "training": {"common", "data"},
     "embeddings": {"common", "data", "training"},
+    "contextual": {"common", "data", "embeddings", "training"},
+    "distillation": {"common", "data", "embeddings", "training"},
     "tasks": {"common", "data", "training"},
     "evaluation/glue": {"common", "data", "training", "evaluation/results"},
-    "evaluation/mteb": {"common", "data", "embeddings", "evaluation/results"},
+    "evaluation/mteb": {"common", "contextual", "data", "embeddings", "evaluation/results"},
     "evaluation/pseudo_perplexity.py": {"common", "data", "evaluation/results"},
-    "search": {"common", "data", "embeddings"},
+    "search": {"common", "contextual", "data", "embeddings"},
     "hub": {"common", "embeddings"},
 }
 

@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from neobert_hf import distillation
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data.sources import stream_text
 from neobert_hf.distillation import teacher
@@ -96,6 +97,16 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(students, teachers
         cosines = F.normalize(found - found.mean(0), dim=1) @ F.normalize(wanted - wanted.mean(0), dim=1).T
         # Without the part that all vectors share, each is still nearer to the teacher's vector of its own text.
         assert cosines.diagonal().mean() > cosines.mean() + 0.3
+
+
+def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(students, teachers, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "TEXTS_OF_FILE", 100)
+    texts = [{"text": text} for text in stream_text(str(corpus / "train.jsonl"), "text")]
+    result = distillation.distil(teacher=teachers["normalised"], texts=texts, output_dir=tmp_path / "run", **SMALL)
+    assert_same_weights(tmp_path / "run", students["normalised"])
+    log = json.loads((students["normalised"] / "log.json").read_text())
+    assert result.model == tmp_path / "run" / "model"
+    assert result.before == {"cosine": log[0]["eval_cosine"]} and result.scores["cosine"] > result.before["cosine"]
 
 
 def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):

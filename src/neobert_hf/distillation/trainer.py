@@ -1,6 +1,5 @@
 """Training of a student: the settings, the batches, three learning rates, and the model card."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from transformers import TrainingArguments
 from neobert_hf.common.files import atomic_folder, write_json, write_text
 from neobert_hf.common.recipe import Result
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.data.sources import list_of
 from neobert_hf.distillation.student import Student, cosine_to_teacher
 from neobert_hf.distillation.teacher import Targets, fast_bfloat16
 from neobert_hf.training.arguments import BF16, fix, follow_hardware
@@ -43,9 +43,7 @@ class DistilSettings:
     embedding_learning_rate: float = field(default=1.5e-4, metadata={"help": "peak value, for the embeddings"})
 
     def __post_init__(self):
-        if any(isinstance(source, Mapping) for source in self.texts):
-            # Its items are the rows of one table in memory.
-            self.texts = [self.texts]
+        self.texts = list_of(self.texts)
 
 
 @dataclass
