@@ -236,7 +236,7 @@ class MLMTrainer(ResumableTrainer):
         }
 
     def since_log(self) -> dict:
-        return super().since_log() | {"counts": self._window, "seconds": self._stopped_at - self._window_start}
+        return super().since_log() | {"counts": dict(self._window), "seconds": self._stopped_at - self._window_start}
 
     def go_on_since_log(self, measured: dict) -> None:
         super().go_on_since_log(measured)
