@@ -189,10 +189,12 @@ def _annotations(kind: type) -> list[str]:
 def _help_of(action: Action) -> str:
     values = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
     several = f"{values} [{values} ...]" if action.nargs == "+" else values
-    help_ = " ".join((action.help or "").replace("%%", "%").split())
+    # Transformers says of its `output_dir` what is not so here.
+    said = "folder that the run writes" if action.dest == "output_dir" else action.help or ""
+    said = " ".join(said.replace("%%", "%").split())
     default = "" if action.default in (None, [], SUPPRESS) or action.required else f" ({action.default})"
     return f"  --{action.dest} {several}\n" + fill(
-        f"{help_}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
+        f"{said}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
     )
 
 
