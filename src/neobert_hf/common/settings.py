@@ -49,8 +49,11 @@ class SettingsParser(HfArgumentParser):
                 "--config", dest="config_file", metavar="FILE.yaml", help="settings; flags override them"
             )
         super().__init__(kinds, parents=[config], add_help=False, allow_abbrev=False)
-        # A switch has a second action, `--no_...`, behind its own.
-        self.settings = {action.dest: action for action in reversed(self._actions) if action.dest in self.hints}
+        self.settings: dict[str, Action] = {}
+        for action in self._actions:
+            # A switch has a second action, `--no_...`, behind its own.
+            if action.dest in self.hints and action.dest not in self.settings:
+                self.settings[action.dest] = action
 
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
@@ -158,7 +161,8 @@ def help_text(kinds: Sequence[type], everything: bool = False) -> str:
     """
     parser, shown = SettingsParser(kinds), set()
     ours = {name for kind in kinds for base in kind.__mro__ if not _is_theirs(base) for name in _annotations(base)}
-    needed = [name for name, action in parser.settings.items() if action.required or name == "output_dir"]
+    needed = [name for name, action in parser.settings.items() if action.required]
+    needed += ["output_dir"] if "output_dir" not in needed else []
     groups = [("needed", needed)]
     for kind in kinds:
         # The fields of ancestors come first, as in the dataclass.
