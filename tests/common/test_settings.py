@@ -122,7 +122,7 @@ def test_the_help_has_each_setting_once_and_the_needed_ones_first():
         assert ("adam_beta1" in names) == everything
         # This recipe refuses them.
         assert not {"save_steps", "eval_strategy", "resume_from_checkpoint"} & set(names)
-    assert "None" not in found and "How large it is:" in found
+    assert "(None)" not in found and "How large it is:" in found
 
 
 def greet(settings: Settings, paths: Paths) -> tuple:

@@ -167,7 +167,7 @@ def help_text(kinds: Sequence[type], everything: bool = False) -> str:
     for kind in kinds:
         # The fields of ancestors come first, as in the dataclass.
         names = [one.name for one in fields(kind) if one.init and one.name in ours]
-        groups.append((inspect.getdoc(kind).splitlines()[0].rstrip("."), names))
+        groups.append((inspect.getdoc(kind).splitlines()[0].split(". ")[0].rstrip("."), names))
     if everything:
         refused = {name for kind in kinds for name in getattr(kind, "refused", ())}
         groups.append(
