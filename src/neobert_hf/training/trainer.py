@@ -18,6 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.training.compiling import SayCompiling
 from neobert_hf.training.run_checkpoints import (
     Progress,
     check_engine,
@@ -125,6 +126,7 @@ class ResumableTrainer(Trainer):
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
+        self.add_callback(SayCompiling(self.accelerator.state.dynamo_plugin))
         if self.args.disable_tqdm:
             self.remove_callback(PrinterCallback)
             self.add_callback(PrintLogs())
