@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.training.compiling import SayCompiling
 from neobert_hf.training.run import (
     Run,
     check_engine,
@@ -187,6 +188,7 @@ class ResumableTrainer(Trainer):
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
+        self.add_callback(SayCompiling(self.accelerator.state.dynamo_plugin))
         self.remove_callback(PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         if not self.args.disable_tqdm:
             self.add_callback(Bar())
