@@ -115,3 +115,7 @@ def _end(code: int) -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         import_module("neobert_hf.training.trainer").end_processes(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
