@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline, trainer_utils
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.run import SettingsMismatch
@@ -24,7 +24,15 @@ from neobert_hf.pretraining.data import read_data
 from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
 from neobert_hf.training.run import CheckpointError, complete_checkpoints
 from tests.helpers.examples import load_example
-from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy, pretrain, run, small_flags, start
+from tests.helpers.pretraining_runs import (
+    assert_same_weights,
+    interrupted_behind,
+    interrupted_copy,
+    pretrain,
+    run,
+    small_flags,
+    start,
+)
 
 
 @pytest.fixture
@@ -173,6 +181,19 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         pretrain.main(flags())
         assert len(read) == steps * 4
         assert_same_weights(tmp_path / "run", finished)
+
+
+def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch):
+    """Transformers would say that arguments do not match, though the command is the same."""
+    said = []
+    monkeypatch.setattr(trainer_utils.logger, "warning_once", said.append)
+    changes = {"logging_steps": 0.3, "save_steps": 0.25, "eval_steps": 0.4}
+    with interrupted_behind("checkpoint-6"):
+        pretrain.main(flags(**changes))
+    pretrain.main(flags(**changes))
+    assert not said
+    steps = [entry["step"] for entry in json.loads((tmp_path / "run" / "log.json").read_text()) if "loss" in entry]
+    assert steps == [4, 8, 12]
 
 
 def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
