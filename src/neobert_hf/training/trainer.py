@@ -188,7 +188,7 @@ class ResumableTrainer(Trainer):
         # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
         # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
-        # Transformers compares these with the numbers of steps in a checkpoint: a share of all would seem to be another.
+        # Transformers compares these with the numbers of steps in a checkpoint: a share would seem to be another.
         for name in ("logging_steps", "eval_steps", "save_steps"):
             if (share := getattr(self.args, name) or 1) < 1 and self.args.max_steps > 0:
                 setattr(self.args, name, math.ceil(share * self.args.max_steps))
