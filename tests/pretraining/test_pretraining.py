@@ -22,9 +22,12 @@ from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.data.tokenizer import train_bpe
 from neobert_hf.pretraining.data import read_data
 from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.run import CheckpointError, complete_checkpoints
+from neobert_hf.training.trainer import Stopped
 from tests.helpers.examples import load_example
 from tests.helpers.pretraining_runs import (
+    SMALL,
     assert_same_weights,
     interrupted_behind,
     interrupted_copy,
@@ -213,6 +216,31 @@ def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
     # The tokenizer is the same to the byte, however the run went.
     for file in (tmp_path / "whole" / "model").glob("*.json"):
         assert file.read_bytes() == (tmp_path / "run" / "model" / file.name).read_bytes(), file
+
+
+def test_a_notebook_cell_that_was_interrupted_goes_on_when_it_is_called_again(prepared, tmp_path, monkeypatch):
+    """With the names of settings, and with the bytes of the command."""
+    settings = {"train_data": prepared / "train", "validation_data": prepared / "validation"}
+    settings |= SMALL | {"min_lengths": [0, 60], "probabilities": [0.5, 0.5]}
+    run(small_flags(prepared, tmp_path / "command", validation_data=settings["validation_data"]))
+    step = MLMTrainer.training_step
+
+    def interrupt(self, *arguments, **options):
+        if self.state.global_step == 4:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, *arguments, **options)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="after step 5. .*checkpoint-5 is complete"):
+        patch.setattr(MLMTrainer, "training_step", interrupt)
+        pretrain(output_dir=tmp_path / "notebook", **settings)
+    # The kernel keeps its own way with Ctrl-C.
+    assert signal.getsignal(signal.SIGINT) is before
+    result = pretrain(output_dir=tmp_path / "notebook", **settings)
+    for file in (tmp_path / "command" / "model").iterdir():
+        assert file.read_bytes() == (tmp_path / "notebook" / "model" / file.name).read_bytes(), file
+    log = json.loads((tmp_path / "command" / "log.json").read_text())
+    assert result.model == tmp_path / "notebook" / "model" and result.scores["loss"] == log[-1]["eval_loss"]
 
 
 def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):
