@@ -16,7 +16,7 @@ SUBPACKAGES = {
     "training": {"common", "data"},
     "embeddings": {"common", "data", "training"},
     "tasks": {"common", "data", "training"},
-    "evaluation/glue": {"common", "data", "training", "evaluation/results"},
+    "evaluation/glue": {"common", "data", "training", "tasks", "evaluation/results"},
     "evaluation/mteb": {"common", "data", "embeddings", "evaluation/results"},
     "evaluation/pseudo_perplexity.py": {"common", "data", "evaluation/results"},
     "search": {"common", "data", "embeddings"},

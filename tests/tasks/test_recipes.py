@@ -155,7 +155,7 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tagged, tmp_path, monkeypatch, ca
     }
     # The tag is the first letter's, and some of the words of two letters are seen in training.
     assert 0.5 < report["baselines"]["test"]["accuracy"] <= 1
-    assert report["settings"]["max_length"] == 64
+    assert report["identity"]["max_length"] == 64
 
 
 def test_answers_with_windows_and_none(encoder, asked, tmp_path):

@@ -226,5 +226,5 @@ def test_answers_that_no_window_holds_are_counted(capsys):
         for context, answer in (("a b c", "a"), ("b " * 40, "b " * 39 + "b"))
     ]
     task = built("answers", {"stride": 4}, train=rows)
-    task.encode(small_tokenizer(), 16)
-    assert "train: 1 answers are whole in no window" in capsys.readouterr().out
+    task.encode(task.tables["train"], small_tokenizer(), 16)
+    assert "1 of 2 answers are whole in no window" in capsys.readouterr().out
