@@ -92,21 +92,17 @@ class Classification(TextTask, OwnTask):
             )
         self.weights = None
         if settings.class_weights is not None:
-            self.weights, self.loss = self.balanced_weights(), self.weighted_loss
-
-    def balanced_weights(self) -> torch.Tensor:
-        """By class: of its rows, so that all classes count the same; or of its presence, as much as of its absence."""
-        right = self.right(self.tables["train"])
-        counts = right.sum(0) if self.several else np.bincount(right)
-        weights = len(right) / counts - 1 if self.several else len(right) / (len(counts) * counts)
-        return torch.tensor(weights, dtype=torch.float32)
+            if self.several:
+                raise ValueError("`class_weights` is for rows with one class, and these have lists: leave it out.")
+            counts = np.bincount(self.right(self.tables["train"]))
+            # The mean weight of a row is 1.
+            self.weights = torch.tensor(counts.sum() / (len(counts) * counts), dtype=torch.float32)
+            self.loss = self.weighted_loss
 
     def weighted_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits, weights = outputs.logits.float(), self.weights.to(labels.device)
-        if self.several:
-            return functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
         # PyTorch's own mean divides by the weights of the batch, so that accumulated batches would count otherwise.
-        return functional.cross_entropy(logits, labels, weights, reduction="none").mean()
+        weights = self.weights.to(labels.device)
+        return functional.cross_entropy(outputs.logits.float(), labels, weights, reduction="none").mean()
 
     def right(self, rows: Dataset) -> np.ndarray:
         """Of each row the number of its class (rows,), or flags of all classes (rows, classes)."""
@@ -133,10 +129,9 @@ class Classification(TextTask, OwnTask):
         right = self.right(rows)
         macro = {"macro_f1": float(f1_score(right, found, average="macro", zero_division=0))}
         if self.several:
-            overall = {"micro_f1": float(f1_score(right, found, average="micro", zero_division=0))}
-        else:
-            overall = {"accuracy": float(accuracy_score(right, found))}
-        return overall | macro if self.weights is None else macro | overall
+            return {"micro_f1": float(f1_score(right, found, average="micro", zero_division=0))} | macro
+        accuracy = {"accuracy": float(accuracy_score(right, found))}
+        return accuracy | macro if self.weights is None else macro | accuracy
 
     def label_report(self, rows: Dataset, found: np.ndarray) -> str:
         options = {"labels": range(len(self.labels)), "target_names": self.labels, "digits": 3, "zero_division": 0}
