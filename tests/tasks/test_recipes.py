@@ -138,7 +138,7 @@ def test_balanced_weights_let_a_rare_class_count_as_much_as_a_common_one(encoder
     rows = [{"text": f"{text} {number}", "label": "yn"[number % 10 < 9]} for number, text in enumerate(texts)]
     data, shares = write_json_lines(tmp_path / "rows.jsonl", rows), {}
     for weights_ in (None, "balanced"):
-        changes = {"num_train_epochs": 3, "class_weights": weights_}
+        changes = {"num_train_epochs": 3, "eval_steps": 102, "class_weights": weights_}
         result = classify.main(flags(tmp_path / str(weights_), encoder, data, **changes))
         # The metric that is first chooses the checkpoint.
         assert next(iter(result.scores["validation"])) == ("macro_f1" if weights_ else "accuracy")
