@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.common.run import SettingsMismatch
-from neobert_hf.training.fine_tuning import FineTuningArguments
+from neobert_hf.training.fine_tuning import FineTuningArguments, load_for_task
 from tests.helpers.examples import load_example
 from tests.helpers.models import save_encoder
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
@@ -25,6 +25,7 @@ from tests.helpers.task_runs import (
     flags,
     numbered_rows,
     tagged_rows,
+    task_of_rows,
     text_rows,
     write_csv,
     write_json_lines,
@@ -130,6 +131,20 @@ def test_numbers_of_texts(encoder, tmp_path, capsys):
     best = min(evaluations, key=lambda each: each["rmse"])
     assert best["step"] == report_of(tmp_path / "run")["best_step"]
     assert scores["rmse"] == pytest.approx(best["rmse"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_every_head_gets_the_scale_of_the_numbers(tmp_path, name):
+    save_other_encoder(name, tmp_path, small_tokenizer())
+    task = task_of_rows("numbers", train=numbered_rows(8), validation=numbered_rows(8, seed=1))
+    options = {"labels": task.labels, "problem": task.problem}
+    model, tokenizer = load_for_task(str(tmp_path), AutoModelForSequenceClassification, **options)
+    inputs = tokenizer(["a b c"], return_tensors="pt")
+    before = model.eval()(**inputs).logits.numpy()
+    task.finish(model)
+    found = task.predict(task.tables["train"], None, before)
+    assert model(**inputs).logits.numpy()[:, 0] == pytest.approx(found, rel=1e-5)
 
 
 def test_balanced_weights_let_a_rare_class_count_as_much_as_a_common_one(encoder, tmp_path):

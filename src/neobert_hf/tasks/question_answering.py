@@ -35,6 +35,13 @@ class QuestionAnsweringSettings(TaskSettings):
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
 
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.stride < self.max_length:
+            raise ValueError(
+                f"`stride` is {self.stride}, and `max_length` {self.max_length}: two windows cannot have as much in common."
+            )
+
 
 def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Read questions in SQuAD's format (`data`, `paragraphs`, `qas`), as a JSON array of rows, or as JSON lines."""
