@@ -8,7 +8,7 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from neobert_hf.search.index import open_index
+from neobert_hf.search.vector_index import open_index
 from tests.helpers.embedding_runs import SMALL
 from tests.helpers.examples import load_example, to_flags
 
