@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.cli import main
 from neobert_hf.data.tokenizer import train_bpe
+from tests.helpers.examples import status_of
 from tests.helpers.models import ROOT, save_checkpoint, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -52,7 +52,7 @@ class Server:
 
 
 def export(model: Path, output: Path, *options: str) -> int | str | None:
-    return main(["export", str(model), str(output), "--gguf", *options])
+    return status_of(["export", str(model), str(output), "--gguf", *options])
 
 
 @pytest.fixture(scope="module")
