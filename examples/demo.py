@@ -33,9 +33,9 @@ from neobert_hf.common.files import write_json, write_png, write_text
 from neobert_hf.common.run import output_folder
 from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
-from neobert_hf.data.documents import Documents
+from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.data.sample_text import python_documentation
-from neobert_hf.data.shards import load_tokenizer
+from neobert_hf.data.shards import prepared_tokenizer
 
 
 EXAMPLES = Path(__file__).parent
@@ -71,12 +71,12 @@ def run_example(script: str, **flags) -> None:
 
 def unigram_entropy(train: Path, held_out: Path) -> float:
     """Loss in nats on the held-out tokens when each is guessed by its frequency in the training tokens."""
-    tokenizer = load_tokenizer(train)
+    tokenizer = prepared_tokenizer(train)
     # [UNK] can occur in a text; the other four special tokens cannot.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     counts = []
     for folder in (train, held_out):
-        ids = Counter(token for ids in Documents([folder]) for token in ids.tolist())
+        ids = Counter(token for ids in PreparedDocuments([folder]) for token in ids.tolist())
         counts.append(Counter({token: count for token, count in ids.items() if token not in special}))
     # Add-one smoothing: without it, a token that the training text lacks would have an infinite loss.
     total = counts[0].total() + len(tokenizer) - len(special)

@@ -101,7 +101,8 @@ def run(command: str, args: list[str] | None = None) -> None:
         _end(status if isinstance(status, int) else 0)
     except KeyboardInterrupt as stopped:
         # Trainings save a checkpoint first. What the others have finished stays.
-        print("Stopped: the same command goes on with what is left.", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(str(stopped) or "Stopped: the same command goes on with what is left.", file=sys.stderr)
         _end(128 + getattr(stopped, "signal", signal.SIGINT))
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         place = Path(extract_tb(error.__traceback__)[-1].filename).resolve()
@@ -115,3 +116,7 @@ def _end(code: int) -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         import_module("neobert_hf.training.trainer").end_processes(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

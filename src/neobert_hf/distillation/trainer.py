@@ -12,7 +12,7 @@ References:
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from neobert_hf.common.run import identity_of
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.distillation.student import Student, StudentSettings, cosine_to_teacher
 from neobert_hf.distillation.teacher import Answers, Text, fast_bfloat16
-from neobert_hf.training.arguments import BF16, fix, follow_hardware, result_settings
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by, result_settings
 from neobert_hf.training.trainer import ResumableTrainer
 
 
@@ -56,6 +56,8 @@ class DistilSettings:
 @dataclass
 class DistilArguments(TrainingArguments):
     """Transformers' arguments with the defaults of this recipe."""
+
+    refused: ClassVar = refused_by(FIXED, {})
 
     num_train_epochs: float = field(default=1, metadata={"help": "how often each text is learned"})
     per_device_train_batch_size: int = field(default=80, metadata={"help": "texts"})

@@ -5,7 +5,7 @@ The model is any encoder of Transformers with a new head.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -13,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
-from neobert_hf.training.arguments import BF16, fix, follow_hardware
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
 
 
@@ -100,6 +100,8 @@ def load_for_task(
 @dataclass
 class FineTuningArguments(LoraArguments, TrainingArguments):
     """Transformers' arguments with the defaults of the paper (appendix C, one point of its grid) and of its code."""
+
+    refused: ClassVar = refused_by(FIXED, UNUSED)
 
     per_device_train_batch_size: int = field(default=32, metadata={"help": "rows per step"})
     learning_rate: float = field(default=2e-5, metadata={"help": "peak learning rate"})

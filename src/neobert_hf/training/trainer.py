@@ -128,6 +128,10 @@ class ShortLogs(TrainerCallback):
     Of an evaluation it has what the recipe chooses by, or else the loss; all metrics are in `log.json`.
     """
 
+    def __init__(self):
+        # A finished training may be evaluated without beginning again.
+        self.began, self.first_step = time.monotonic(), 0
+
     def on_train_begin(self, args, state, control, **kwargs):
         self.began, self.first_step = time.monotonic(), state.global_step
 

@@ -18,7 +18,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.common.settings import parse_config
 from neobert_hf.data.batches import DataArguments
-from neobert_hf.data.documents import Documents
+from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.data.tokenizer import train_bpe
 from neobert_hf.pretraining.data import read_data
 from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
@@ -144,7 +144,7 @@ def test_passes_over_the_data_are_a_number_of_steps(flags, prepared, tmp_path):
     folder = prepare(prepared, tmp_path / "data", "--max_documents 50")
     log = run(flags(train_data=folder, max_steps=None, num_train_epochs=2, min_lengths=0, probabilities=1))
     epochs = [entry["epoch"] for entry in log if "loss" in entry]
-    ids = sum(map(len, Documents([folder])))
+    ids = sum(map(len, PreparedDocuments([folder])))
     assert 2 * ids / 1024 <= len(epochs) and epochs[-2] < 2 <= epochs[-1]
 
 
@@ -164,8 +164,8 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         pretrain.main(flags(learning_rate=1e-3, hidden_size=64, **may_change))
     found = re.findall(r"^  (\S+): (.*) there, (.*) now$", str(error.value), re.MULTILINE)
     assert found == [("hidden_size", "32", "64"), ("learning_rate", "0.005", "0.001")]
-    read, original = [], Documents.__getitems__
-    monkeypatch.setattr(Documents, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
+    read, original = [], PreparedDocuments.__getitems__
+    monkeypatch.setattr(PreparedDocuments, "__getitems__", lambda self, keys: read.append(1) or original(self, keys))
     for steps in (12 - 6, 0):
         # Once it is finished, nothing is trained again, also if the model is gone.
         shutil.rmtree(tmp_path / "run" / "model", ignore_errors=True)
