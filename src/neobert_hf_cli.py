@@ -33,7 +33,7 @@ COMMANDS = {
         "train_sparse_encoder": ("embeddings.sparse", "embed", "train a sparse encoder (SPLADE)"),
         "train_multi_vector_encoder": ("embeddings.multi_vector", "embed", "train a late-interaction model (ColBERT)"),
         "train_reranker": ("embeddings.reranker", "embed", "train a reranker (cross-encoder)"),
-        "train_contextual": ("contextual.training", "eval", "train contextual document embeddings (CDE)"),
+        "train_contextual": ("contextual.recipe", "eval", "train contextual document embeddings (CDE)"),
         "distil": ("distillation.recipe", "embed", "make a small model of a large one"),
         "embed": ("embeddings.corpus", "embed", "store the vectors of a corpus"),
     },

@@ -38,24 +38,26 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
     weights = load_file(tmp_path / "encoder" / "model.safetensors")
     weights["model.layer_norm.weight"] *= 2
     save_file(weights, tmp_path / "encoder" / "model.safetensors", {"format": "pt"})
-    changes = {"datasets": described, "model": tmp_path / "encoder", "learning_rate": 1e-3, "temperature": 0.05}
-    changes |= {"guide": helper, "miner": helper, "negatives": 2, "lora_rank": 4}
-    with pytest.raises(SettingsMismatch) as error:
-        run("dense", settings(**changes))
+
+    def refused(**changes) -> list[tuple[str, str, str]]:
+        with pytest.raises(SettingsMismatch) as error:
+            run("dense", settings(**changes))
+        return re.findall(r"^  (\S+): (.*) there, (.*) now$", str(error.value), re.MULTILINE)
+
     # The other datasets are the same under another path.
-    found = re.findall(r"^  (\S+): (.*) there, (.*) now$", str(error.value), re.MULTILINE)
+    found = refused(datasets=described, model=tmp_path / "encoder", guide=helper)
     assert [name for name, _, _ in found] == [
         "datasets.pairs.content",
         "datasets.pairs.document_instruction",
         "datasets.pairs.instruction",
         "guide",
-        "learning_rate",
-        "lora_rank",
-        "miner",
         "model",
-        "negatives",
-        "temperature",
     ]
+    # Settings are compared before the data are read.
+    pairs.unlink()
+    changes = {"learning_rate": 1e-3, "temperature": 0.05, "miner": helper, "negatives": 2, "lora_rank": 4}
+    found = refused(datasets=described, **changes)
+    assert [name for name, _, _ in found] == ["learning_rate", "lora_rank", "negatives", "temperature"]
     assert ("learning_rate", "0.005", "0.001") in found and ("temperature", "0.07", "0.05") in found
 
 

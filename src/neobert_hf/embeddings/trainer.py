@@ -1,7 +1,6 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets, and resuming from complete checkpoints only."""
 
-from pathlib import Path
-
+import torch
 from datasets import DatasetDict
 from sentence_transformers import (
     CrossEncoder,
@@ -11,10 +10,14 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
     SparseEncoderTrainer,
 )
+from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
 from sentence_transformers.base.model import BaseModel
 from torch.utils.data import BatchSampler, ConcatDataset
+from transformers.trainer_utils import IntervalStrategy
 
 from neobert_hf.common.files import write_json
+from neobert_hf.common.recipe import Result
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     FullBatchSampler,
@@ -24,9 +27,10 @@ from neobert_hf.embeddings.batches import (
     sampling_probabilities,
 )
 from neobert_hf.embeddings.datasets import PairDataset
-from neobert_hf.embeddings.recipe import Run
-from neobert_hf.training.adapters import add_adapters, describe_adapters, merge_adapters
-from neobert_hf.training.trainer import ResumableTrainer, end_processes
+from neobert_hf.embeddings.recipe import PairTraining
+from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, merge_adapters
+from neobert_hf.training.fine_tuning import TIMINGS
+from neobert_hf.training.trainer import ResumableTrainer
 
 
 class MixtureTrainer(ResumableTrainer):
@@ -48,38 +52,45 @@ class MixtureTrainer(ResumableTrainer):
     # Divides the rows of one dataset into batches.
     batch_sampler_class = FullBatchSampler
 
-    def __init__(self, model: BaseModel, run: Run, **kwargs):
-        self.run = run
-        self.batch_sizes = {name: self.rows_of_batch(dataset) for name, dataset in run.data.train.items()}
-        self.use_prompts(model)
-        self.has_adapters = getattr(run.settings, "lora_rank", None) is not None
+    def __init__(self, model: BaseModel, training: PairTraining, evaluator: BaseEvaluator | None = None, **kwargs):
+        self.settings, self.data, arguments = training.settings, training.data, training.arguments
+        self.batch_sizes = {
+            name: self.rows_of_batch(dataset, arguments.per_device_train_batch_size)
+            for name, dataset in self.data.train.items()
+        }
+        self.use_prompts(model, arguments)
+        self.has_adapters = isinstance(self.settings, LoraArguments) and self.settings.lora_rank is not None
         if self.has_adapters:
             # A reranker's head is new, so all of its weights are trained.
             head = isinstance(model, CrossEncoder)
-            add_adapters(model.transformers_model, run.settings, run.arguments.seed, with_head=head)
-        # Sentence Transformers chooses a model's similarity when it is first asked for, and saves it only from then on:
-        # at once, so that a run that was killed after its evaluation saves the same.
-        getattr(model, "similarity_fn_name", None)
-        rows = DatasetDict({name: dataset.rows for name, dataset in run.data.train.items()})
-        super().__init__(model, run.arguments, rows, settings=run.identity, **kwargs)
+            add_adapters(model.transformers_model, self.settings, arguments.seed, with_head=head)
+        if evaluator is None and arguments.eval_strategy != IntervalStrategy.NO:
+            raise ValueError(
+                f"`eval_strategy` is {arguments.eval_strategy.value!r}, but there are no data for an evaluation: set "
+                "it to no, or describe a dataset for `retrieval` in the file `datasets`."
+            )
+        # The score before training.
+        arguments.eval_on_start = evaluator is not None
+        rows = DatasetDict({name: dataset.rows for name, dataset in self.data.train.items()})
+        super().__init__(model, arguments, rows, run=training.run, evaluator=evaluator, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is: with these engines, a shard.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
 
-    def rows_of_batch(self, dataset: PairDataset) -> int:
-        return dataset.rows_of_batch(self.run.arguments.per_device_train_batch_size)
+    def rows_of_batch(self, dataset: PairDataset, batch_size: int) -> int:
+        return dataset.rows_of_batch(batch_size)
 
-    def use_prompts(self, model: BaseModel) -> None:
+    def use_prompts(self, model: BaseModel, arguments: EmbeddingArguments) -> None:
         """Train with the prompts of the datasets, and save them in the model in place of those that it came with."""
-        model.prompts, model.default_prompt_name = self.run.data.prompts(), None
-        self.run.arguments.prompts = {}
-        for name, dataset in self.run.data.train.items():
+        model.prompts, model.default_prompt_name = self.data.prompts(), None
+        arguments.prompts = {}
+        for name, dataset in self.data.train.items():
             negatives = (f"negative_{number}" for number in range(dataset.most_negatives()))
             documents = dict.fromkeys(["positive", "hard_negative", *negatives], dataset.document_prompt)
             of_columns = {"query": dataset.prompt} | documents
-            self.run.arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
+            arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         # Sentence Transformers gives the rows without their name, and in a format that adds it to each row.
@@ -88,7 +99,8 @@ class MixtureTrainer(ResumableTrainer):
         if not next(iter(sampler), None):
             raise ValueError(
                 f"Dataset {name} has {len(dataset):,} rows, but not {self.batch_sizes[name]} without a text in "
-                "common, which a batch needs. Give it a smaller `batch_size`, or add data."
+                "common, which a batch needs. Set a smaller `per_device_train_batch_size`, or in the description of "
+                "the dataset a smaller `batch_size`, or add data."
             )
         return sampler
 
@@ -96,15 +108,20 @@ class MixtureTrainer(ResumableTrainer):
         self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], generator=None, seed=0
     ) -> MixtureBatchSampler:
         batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
-        alpha, steps = self.run.settings.alpha, self.args.max_steps
+        alpha, steps = self.settings.alpha, self.args.max_steps
         return MixtureBatchSampler(dataset, batch_samplers, alpha, steps, batches_per_step, seed)
 
-    def complete(self) -> None:
-        """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
-        output = Path(self.args.output_dir)
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        # The loader of an evaluation draws a random number. The training must not depend on the evaluation before it.
+        with torch.random.fork_rng(devices=[], enabled=self.state.global_step == 0):
+            return super().evaluate(*args, **kwargs)
+
+    def complete(self) -> Result:
+        """Train to the end, evaluate, and write `model/` and `log.json`; the scores are those of the evaluator."""
+        output = self.run.folder
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
-        self.train_to_the_end(self.run.checkpoint)
+        self.train_to_the_end()
         # After the last step, unless `eval_steps` has done so.
         evaluated = {entry["step"] for entry in self.state.log_history if "eval_runtime" in entry}
         if self.evaluator is not None and self.args.max_steps not in evaluated:
@@ -114,13 +131,34 @@ class MixtureTrainer(ResumableTrainer):
         self.save_whole(output / "model")
         if self.is_world_process_zero():
             write_json(output / "log.json", self.state.log_history)
-            print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
-        end_processes(self.accelerator)
+            print(f"{output / 'model'}{self.describe_scores()}; the log is {output / 'log.json'}", flush=True)
+        return Result(output / "model", self.scores_after(self.args.max_steps), before=self.scores_after(0))
+
+    def scores_after(self, step: int) -> dict[str, float]:
+        """The metrics of the evaluation after this step, by name; empty if there was none."""
+        found = [entry for entry in self.state.log_history if entry["step"] == step and "eval_runtime" in entry]
+        metrics = found[-1].items() if found else ()
+        return {
+            name.removeprefix("eval_"): value
+            for name, value in metrics
+            if name.startswith("eval_") and not name.endswith(TIMINGS)
+        }
+
+    def describe_scores(self) -> str:
+        """The main metric of each evaluation at the end, and before training."""
+        scores, before = self.scores_after(self.args.max_steps), self.scores_after(0)
+        several = self.evaluator.evaluators if isinstance(self.evaluator, SequentialEvaluator) else [self.evaluator]
+        names = [each.primary_metric for each in several if each is not None]
+        lines = [
+            f"{name} {scores[name]:.4f}" + (f" ({before[name]:.4f} before training)" if name in before else "")
+            for name in names
+        ]
+        return f": {', '.join(lines)}" if lines else ""
 
     def describe(self) -> str:
         """The datasets with their sizes, shares and batches, the model, the machine, and the start."""
-        sizes = {name: len(dataset.rows) for name, dataset in self.run.data.train.items()}
-        shares = sampling_probabilities(list(sizes.values()), self.run.settings.alpha).tolist()
+        sizes = {name: len(dataset.rows) for name, dataset in self.data.train.items()}
+        shares = sampling_probabilities(list(sizes.values()), self.settings.alpha).tolist()
         lines = [
             f"{name}: {size:,} rows, {share:.1%} of the steps, {self.batch_sizes[name]} rows in a batch"
             for (name, size), share in zip(sizes.items(), shares)
@@ -133,9 +171,9 @@ class MixtureTrainer(ResumableTrainer):
         if self.has_adapters:
             lines.append(describe_adapters(self.model))
         if prompt := self.model.prompts.get("query"):
-            lines.append(f"queries get the prompt {prompt!r}, that of {self.run.data.dataset_of_queries().name}")
+            lines.append(f"queries get the prompt {prompt!r}, that of {self.data.dataset_of_queries().name}")
         checkpoint = self.run.checkpoint
-        lines.append(f"resuming from {checkpoint}" if checkpoint else f"starting from {self.run.settings.model}")
+        lines.append(f"resuming from {checkpoint}" if checkpoint else f"starting from {self.settings.model}")
         return "\n".join(lines)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
@@ -163,27 +201,26 @@ class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
-    """Trains rerankers. The settings of the run have `negatives`."""
+    """Trains rerankers. The settings have `negatives`."""
 
     data_collator_class = RerankingCollator
 
-    def __init__(self, model: BaseModel, run: Run, **kwargs):
-        if run.arguments.ddp_find_unused_parameters is None:
+    def __init__(self, model: BaseModel, training: PairTraining, **kwargs):
+        if training.arguments.ddp_find_unused_parameters is None:
             # The Trainer would set it to True for models that are not Transformers' own. DDP does not find the tensors
             # in the output of a reranker, so it would take all weights as unused and fail in the first backward pass.
-            run.arguments.ddp_find_unused_parameters = False
-        super().__init__(model, run, **kwargs)
+            training.arguments.ddp_find_unused_parameters = False
+        super().__init__(model, training, **kwargs)
 
-    def use_prompts(self, model: CrossEncoder) -> None:
+    def use_prompts(self, model: CrossEncoder, arguments: EmbeddingArguments) -> None:
         """A reranker reads no instructions: with them, a small one learned nothing (benchmarks/NOTES.md)."""
         model.prompts, model.default_prompt_name = {}, None
 
     def get_data_collator(self, **kwargs) -> RerankingCollator:
         collator = super().get_data_collator(**kwargs)
-        collator.negatives = self.run.settings.negatives
+        collator.negatives = self.settings.negatives
         return collator
 
-    def rows_of_batch(self, dataset: PairDataset) -> int:
+    def rows_of_batch(self, dataset: PairDataset, batch_size: int) -> int:
         """Every row becomes equally many pairs, however many hard negatives it has."""
-        batch_size = self.run.arguments.per_device_train_batch_size
         return min(batch_size, dataset.batch_size or batch_size)

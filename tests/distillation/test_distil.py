@@ -109,11 +109,13 @@ def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):
 
 def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
     model = teacher.load_teacher(str(teachers["free"]), torch.device("cpu"))
-    texts = [teacher.Text(words, is_query) for words in ("sort a list", "a dictionary") for is_query in (True, False)]
-    answers = teacher.ask_teacher(model, "", texts, tmp_path)
-    wanted = [("what is " if text.is_query else "text ") + text.words for text in texts]
+    texts = [
+        teacher.Text(content, is_query) for content in ("sort a list", "a dictionary") for is_query in (True, False)
+    ]
+    targets = teacher.compute_targets(model, "", texts, tmp_path)
+    wanted = [("what is " if text.is_query else "text ") + text.content for text in texts]
     for number, vector in enumerate(model.encode(wanted, convert_to_tensor=True)):
-        assert F.cosine_similarity(answers[number][2], vector.float(), dim=0) > 0.999
+        assert F.cosine_similarity(targets[number][2], vector.float(), dim=0) > 0.999
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):
