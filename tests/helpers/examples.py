@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable
 
-from neobert_hf_cli import load
+import pytest
+
+from neobert_hf_cli import load, run
 from tests.helpers.models import ROOT
 
 
@@ -16,6 +18,13 @@ def command_of(name: str) -> str:
 def load_example(name: str) -> Callable:
     """The recipe that the script runs; its `main` takes a command line."""
     return load(command_of(name))
+
+
+def status_of(words: list[str]) -> int | str:
+    """The status with which a command of `neobert-hf` ends: 0, or the message of an error."""
+    with pytest.raises(SystemExit) as ended:
+        run(words[0], words[1:])
+    return ended.value.code
 
 
 def to_flags(settings: dict) -> list[str]:

@@ -14,7 +14,7 @@ DATA_FILE = re.compile(
     r"\.(csv|tsv|jsonl?|parquet|txt|md|markdown|rst|conllu?|bio|iob2?|ya?ml)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE
 )
 # The folder of a model or of a tokenizer holds at least one of these.
-MODEL_FILES = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
+SIGNS_OF_A_MODEL = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
 
 
 def check_file_name(name: str, what: str) -> str:
@@ -94,15 +94,15 @@ def check_model_exists(name: str, setting: str) -> None:
     """
     check_exists(name, setting)
     if (folder := Path(name).expanduser()).exists():
-        if any((folder / file).exists() for file in MODEL_FILES):
+        if any((folder / file).exists() for file in SIGNS_OF_A_MODEL):
             return
         raise FileNotFoundError(
-            f"`{setting}` is {name!r}, which holds none of {', '.join(MODEL_FILES)}, but {held_by(folder)}. Give the "
-            "folder of a model, such as the `model` that a training run writes, or an id on the Hub."
+            f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}, but {held_by(folder)}. "
+            "Give the folder of a model, such as the `model` that a training run writes, or an id on the Hub."
         )
     try:
         # Few repositories lack all of these. If this one does, the last call raises an error with the reason.
-        if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in MODEL_FILES):
+        if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in SIGNS_OF_A_MODEL):
             cached_file(name, "config.json")
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
