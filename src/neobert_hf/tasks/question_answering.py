@@ -39,7 +39,7 @@ class QuestionAnsweringSettings(TaskSettings):
         super().__post_init__()
         if not 0 <= self.stride < self.max_length:
             raise ValueError(
-                f"`stride` is {self.stride}, and `max_length` {self.max_length}: two windows cannot have as much in common."
+                f"`stride` is {self.stride}, and `max_length` {self.max_length}: they have too much in common."
             )
 
 
