@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers.utils.hub import cached_file
 
 
+PACKAGE = Path(__file__).parents[1]
 # A name with one of these endings is a data file, not a Hub repository.
 DATA_FILE = re.compile(
     r"\.(csv|tsv|jsonl?|parquet|txt|md|markdown|rst|conllu?|bio|iob2?|ya?ml)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE
@@ -53,6 +54,9 @@ def beside_file(file: str | Path, name: str, or_id: bool) -> str:
     if not name or "://" in name or os.path.isabs(os.path.expanduser(name)):
         return os.path.expanduser(name)
     path = os.path.normpath(os.path.join(os.path.dirname(file), name))
+    if Path(path).is_relative_to(PACKAGE) and not Path(path).is_relative_to(PACKAGE / "configs"):
+        # The package's own configurations name data and outputs as they lie in a clone, beside `configs`.
+        path = os.path.relpath(path, PACKAGE)
     return name if or_id and can_be_id(name) and not glob.glob(path) else path
 
 

@@ -24,7 +24,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 
-from neobert_hf.common.paths import beside_file, check_exists
+from neobert_hf.common.paths import PACKAGE, beside_file, check_exists
 
 
 Entry = TypeVar("Entry")
@@ -209,7 +209,7 @@ def find_config(file: str) -> str:
     """
     if os.path.exists(file):
         return file
-    own = Path(__file__).parents[1] / "configs" / file.removeprefix("configs/")
+    own = PACKAGE / "configs" / file.removeprefix("configs/")
     return str(own) if own.is_file() else file
 
 
