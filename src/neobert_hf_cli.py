@@ -24,6 +24,7 @@ COMMANDS = {
     },
     "Your own tasks": {
         "classify": ("tasks.classification", "eval", "train a text classifier"),
+        "regress": ("tasks.regression", "eval", "train a model that finds a number for a text"),
         "tag": ("tasks.token_classification", "eval", "train a tagger of words"),
         "answer": ("tasks.question_answering", "eval", "train a model that finds answers in texts"),
     },
@@ -49,10 +50,10 @@ COMMANDS = {
         "pseudo_perplexity": ("evaluation.pseudo_perplexity", "eval", "pseudo-perplexity against length"),
     },
     "Checkpoints and the Hub": {
-        "convert": ("hub.convert", "train", "convert checkpoints of the original project, and back"),
-        "doctor": ("hub.doctor", "embed", "check whether a checkpoint is healthy"),
-        "export": ("hub.export", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
-        "publish": ("hub.publish", "embed", "build a complete Hub repository, check it and push it"),
+        "convert": ("hub.conversion", "train", "convert checkpoints of the original project, and back"),
+        "doctor": ("hub.diagnosis", "embed", "check whether a checkpoint is healthy"),
+        "export": ("hub.exporting", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
+        "publish": ("hub.publishing", "embed", "build a complete Hub repository, check it and push it"),
     },
 }
 PLACES = {name: place for group in COMMANDS.values() for name, place in group.items()}
@@ -101,7 +102,8 @@ def run(command: str, args: list[str] | None = None) -> None:
         _end(status if isinstance(status, int) else 0)
     except KeyboardInterrupt as stopped:
         # Trainings save a checkpoint first. What the others have finished stays.
-        print("Stopped: the same command goes on with what is left.", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(str(stopped) or "Stopped: the same command goes on with what is left.", file=sys.stderr)
         _end(128 + getattr(stopped, "signal", signal.SIGINT))
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         place = Path(extract_tb(error.__traceback__)[-1].filename).resolve()
@@ -115,3 +117,7 @@ def _end(code: int) -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         import_module("neobert_hf.training.trainer").end_processes(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

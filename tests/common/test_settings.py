@@ -1,10 +1,13 @@
 """Settings from YAML and the command line: nothing unknown passes, and an error names the setting."""
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.recipe import recipe
+from neobert_hf.common.settings import SettingsParser, help_text, parse_config
 from neobert_hf.training.fine_tuning import FineTuningArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -68,6 +71,13 @@ class Paths:
     several: list[str] | None = field(default=None, metadata={"path": True})
 
 
+def test_a_shipped_config_writes_where_one_stands(tmp_path, monkeypatch):
+    """Wherever the package is installed; and it finds what lies beside it."""
+    monkeypatch.chdir(tmp_path)
+    found = SettingsParser(load_example("train_contextual").kinds).read_config("embeddings/contextual_small.yaml")
+    assert found["output_dir"].startswith("runs/") and Path(found["datasets"]).is_file()
+
+
 def test_paths_of_a_file_are_relative_to_it_and_those_of_flags_to_where_one_stands(tmp_path, monkeypatch):
     for folder in ("a/b", "a/model", "here/own"):
         (tmp_path / folder).mkdir(parents=True)
@@ -90,22 +100,53 @@ CONFIGS = [
     (line.removeprefix("# For examples/").removesuffix(".py."), file)
     for file in sorted((ROOT / "configs").rglob("*.yaml"))
     for line in file.read_text().splitlines()[:1]
-    if line.startswith("# For examples/")
+    if line.startswith("# For examples/") and "demo.py" not in line
 ]
 
 
 @pytest.mark.parametrize(("script", "file"), CONFIGS, ids=lambda part: getattr(part, "stem", part))
-def test_every_shipped_config_is_read_by_its_script(script, file, capsys):
-    """The help is printed after the file has been read: the defaults in it are those of the file."""
-    with pytest.raises(SystemExit) as ended:
-        load_example(script).main(["--config", str(file), "-h"])
-    assert not ended.value.code and "--config FILE.yaml" in capsys.readouterr().out
+def test_every_shipped_config_is_read_by_its_recipe_and_found_by_name(script, file, tmp_path, monkeypatch):
+    kinds = load_example(script).kinds
+    found = SettingsParser(kinds).read_config(str(file))
+    assert found
+    monkeypatch.chdir(tmp_path)
+    name = str(file.relative_to(ROOT / "configs"))
+    assert SettingsParser(kinds).read_config(name).keys() == found.keys()
 
 
-def test_help_begins_with_our_settings(capsys):
-    with pytest.raises(SystemExit):
-        parse_config(Settings, FineTuningArguments, args=["-h"])
-    ours, theirs = capsys.readouterr().out.split("settings of Transformers")
-    for name in ("--rate", "--sizes", "--output_dir", "--learning_rate", "--early_stopping_patience"):
-        assert f"{name} " in ours and f"{name} " not in theirs
-    assert "--adam_beta1 " in theirs
+@dataclass
+class Sized(Settings):
+    """How large it is. Not shown."""
+
+    size: int = field(default=4, metadata={"help": "in cm"})
+
+
+def test_the_help_has_each_setting_once_and_the_needed_ones_first():
+    for everything in (False, True):
+        found = help_text((Sized, FineTuningArguments), everything)
+        names = re.findall(r"^  --(\w+)", found, re.MULTILINE)
+        assert len(names) == len(set(names)) and names[:3] == ["config", "rate", "output_dir"]
+        assert {"size", "learning_rate", "early_stopping_patience"} < set(names)
+        assert ("adam_beta1" in names) == everything
+        # This recipe refuses them.
+        assert not {"save_steps", "eval_strategy", "resume_from_checkpoint"} & set(names)
+    assert "(None)" not in found and "How large it is:" in found
+
+
+def greet(settings: Settings, paths: Paths) -> tuple:
+    """Greets."""
+    return settings, paths
+
+
+def test_keywords_are_settings_as_flags_are(tmp_path):
+    called = recipe(greet)
+    (tmp_path / "settings.yaml").write_text("rate: 1e-3\nsteps: 7\n")
+    expected = (Settings(0.001, steps=9, sizes=[2]), Paths(str(tmp_path), others=["m=x"]))
+    given = {"steps": 9, "sizes": 2, "output": tmp_path, "others": ["m=x"]}
+    assert called(config=tmp_path / "settings.yaml", **given) == expected
+    flags = ["--config", str(tmp_path / "settings.yaml"), "--steps", "9", "--sizes", "2", "--output", str(tmp_path)]
+    assert called.main([*flags, "--others", "m=x"]) == expected
+    with pytest.raises(TypeError, match=r"greet\(\).*'stepz'.*'steps'"):
+        called(stepz=5, rate=1, output="x")
+    with pytest.raises(TypeError, match=r"greet\(\) needs `rate` and `output`"):
+        called(steps=5)

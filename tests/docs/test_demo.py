@@ -1,13 +1,13 @@
-"""The demo at reduced size: its steps are commands in processes of their own."""
+"""The demo at reduced size."""
 
 import json
+import runpy
 import shlex
 
 import pytest
 from datasets import enable_progress_bar
 
-from neobert_hf import cli
-from tests.helpers.examples import load_example
+from neobert_hf_cli import load
 from tests.helpers.models import ROOT
 
 
@@ -22,7 +22,7 @@ def test_all_steps_run(tmp_path, monkeypatch, capfd):
     )
     folder = tmp_path / "demo"
     flags = f"--config configs/demo.yaml --output_dir {folder} --max_documents 400 --pretraining {tiny}"
-    load_example("demo").main([*flags.split(), "--no_require_learning"])
+    runpy.run_path("examples/demo.py")["main"]([*flags.split(), "--no_require_learning"])
     enable_progress_bar()
     run = capfd.readouterr()
     assert all(f"\n{step}. " in "\n" + run.out for step in range(1, 8))
@@ -36,11 +36,7 @@ def test_all_steps_run(tmp_path, monkeypatch, capfd):
     # The commands to try next work as they are printed.
     programs = []
     for line in run.out.split("Try next:\n")[1].strip().split("\n"):
-        program, *words = shlex.split(line)
-        programs.append(program)
-        if program == "neobert-hf":
-            cli.main(words)
-        else:
-            assert (program, words.pop(0)) == ("python", "examples/semantic_search.py")
-            load_example("semantic_search").main(words)
-    assert programs == ["neobert-hf", "python", "python"]
+        program, command, *words = shlex.split(line)
+        programs.append(f"{program} {command}")
+        load(command).main(words)
+    assert programs == ["neobert-hf doctor", "neobert-hf index", "neobert-hf query"]

@@ -4,6 +4,7 @@ import string
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from tokenizers import pre_tokenizers
 from transformers import RobertaTokenizer, XLMRobertaTokenizer
 
@@ -39,9 +40,8 @@ def tagging(rows: list[list[str]]) -> TokenClassification:
     return task_of_rows("tags", train=table, validation=[{"tokens": ["another"], "tags": ["t0"]}])
 
 
-def perfect_tags(task: TokenClassification) -> np.ndarray:
+def perfect_tags(encoded: Dataset) -> np.ndarray:
     """The numbers of the right tags at the first pieces of words."""
-    encoded = task.encoded["train"]
     best = np.full((len(encoded), 64), -100)
     for number, labels in enumerate(encoded["labels"]):
         best[number, : len(labels)] = labels
@@ -53,30 +53,31 @@ def perfect_tags(task: TokenClassification) -> np.ndarray:
 def test_each_word_is_tagged_once_a_window_and_found_again(name, length):
     tokenizer = TOKENIZERS[name]()
     task = tagging([WORDS, [*WORDS[::-1], "cat"]])
-    task.encode(tokenizer, length)
-    encoded = task.encoded["train"]
+    rows = task.tables["train"]
+    encoded = task.encode(rows, tokenizer, length)
     assert all(len(ids) <= length for ids in encoded["input_ids"]) and (length == 64) == (len(encoded) == 2)
     if length == 64:
         assert encoded["input_ids"][0][1:-1] == tokenizer(" ".join(WORDS), add_special_tokens=False)["input_ids"]
         assert [word for word in encoded["word"][0] if word >= 0] == list(range(len(WORDS)))
-    assert task.predict("train", perfect_tags(task)) == task.tables["train"]["tags"][:]
+    assert task.predict(rows, encoded, perfect_tags(encoded)) == rows["tags"][:]
 
 
 def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
     task = tagging([["a", "b", "c", "d", "e", "f", "g", "h"]])
-    task.encode(small_tokenizer(), 8)
+    rows = task.tables["train"]
+    encoded = task.encode(rows, small_tokenizer(), 8)
     found = np.full((2, 8), -100)
-    assert task.encoded["train"]["word"][:] == [[-1, 0, 1, 2, 3, 4, 5, -1], [-1, 4, 5, 6, 7, -1]]
+    assert encoded["word"][:] == [[-1, 0, 1, 2, 3, 4, 5, -1], [-1, 4, 5, 6, 7, -1]]
     # Words 4 and 5 are in both: 4 is third from the end and then second from the start, 5 second and third.
     found[0], found[1, :6] = [0, 0, 1, 2, 3, 4, 0, 0], [0, 0, 5, 6, 7, 0]
-    assert task.predict("train", found) == task.tables["train"]["tags"][:]
+    assert task.predict(rows, encoded, found) == rows["tags"][:]
 
 
 def test_words_without_a_piece_get_the_commonest_tag():
     table = [{"tokens": ["cat", "\u200b", "c"], "tags": ["A", "B", "B"]}]
     task = task_of_rows("tags", train=table, validation=[{"tokens": ["c"], "tags": ["A"]}])
-    task.encode(small_tokenizer(), 64)
-    assert task.predict("train", perfect_tags(task)) == [["A", "B", "B"]]
+    encoded = task.encode(task.tables["train"], small_tokenizer(), 64)
+    assert task.predict(task.tables["train"], encoded, perfect_tags(encoded)) == [["A", "B", "B"]]
 
 
 def asking(**settings) -> QuestionAnswering:
@@ -88,45 +89,46 @@ def asking(**settings) -> QuestionAnswering:
 @pytest.mark.parametrize("length", [64, 20])
 def test_a_perfect_model_finds_every_answer_in_every_window(name, length):
     task = asking(stride=4)
-    task.encode(TOKENIZERS[name](), length)
-    encoded = task.encoded["train"]
+    rows = task.tables["train"]
+    encoded = task.encode(rows, TOKENIZERS[name](), length)
     assert (len(encoded) > 12) == (length == 20)
     start, end = np.full((2, len(encoded), length), -5.0)
-    contexts = task.tables["train"]["context"]
+    contexts = rows["context"]
     for number, window in enumerate(encoded):
         # No answer can begin or end with a space that is a token.
         spans = [span for span in zip(window["starts"], window["ends"]) if span[0] >= 0]
         assert spans and all(contexts[window["row"]][slice(*span)].strip() for span in spans)
         start[number, window["start_positions"]], end[number, window["end_positions"]] = 5, 5
     # A window without the answer says that there is none, and the answer of another one is worth more than that.
-    found = task.metrics("train", task.predict("train", (start, end)))
+    found = task.metrics(rows, task.predict(rows, encoded, (start, end)))
     assert found["f1"] == found["exact_match"] == 1.0
 
 
 def test_answers_of_all_windows_are_ranked_together():
     task = asking(stride=4, max_answer_length=2)
-    task.encode(small_tokenizer(), 20)
-    task.encoded["train"] = task.encoded["train"].filter(lambda window: window["row"] == 0)
-    assert len(task.encoded["train"]) == 2
+    rows = task.tables["train"].select([0])
+    encoded = task.encode(rows, small_tokenizer(), 20)
+    assert len(encoded) == 2
     start, end = np.full((2, 2, 20), -5.0)
-    inside = [number for number, place in enumerate(task.encoded["train"]["starts"][0]) if place >= 0]
+    inside = [number for number, place in enumerate(encoded["starts"][0]) if place >= 0]
     # An answer of two tokens in the first window, which is better than none there; none in the second one.
     start[0, inside[2]], end[0, inside[3]], start[1, 0], end[1, 0] = 4, 5, 5, 5
     # Too long an answer, and an end before its start.
     start[0, inside[1]], end[0, inside[0]] = 4.5, 5.5
-    context = task.tables["train"]["context"][0].split()
-    assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
+    context = rows["context"][0].split()
+    assert task.predict(rows, encoded, (start, end)) == [" ".join(context[2:4])]
     # None is better than every answer in all windows.
     start[:, 0] = end[:, 0] = 5
-    assert task.predict("train", (start, end))[0] == ""
+    assert task.predict(rows, encoded, (start, end)) == [""]
     # Where every training question has an answer, as in SQuAD v1, none is never said.
     task.none_allowed = False
-    assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
+    assert task.predict(rows, encoded, (start, end)) == [" ".join(context[2:4])]
 
 
 def test_a_question_that_leaves_no_room_is_an_error():
     with pytest.raises(ValueError, match="train, row 0: a question of 2 tokens"):
-        asking(stride=4).encode(small_tokenizer(), 8)
+        task = asking(stride=4)
+        task.encode(task.tables["train"], small_tokenizer(), 8)
 
 
 def test_metrics_and_the_baseline_by_hand():

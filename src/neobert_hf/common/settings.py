@@ -24,7 +24,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 
-from neobert_hf.common.paths import beside_file, check_exists
+from neobert_hf.common.paths import PACKAGE, beside_file, check_exists
 
 
 Entry = TypeVar("Entry")
@@ -49,8 +49,11 @@ class SettingsParser(HfArgumentParser):
                 "--config", dest="config_file", metavar="FILE.yaml", help="settings; flags override them"
             )
         super().__init__(kinds, parents=[config], add_help=False, allow_abbrev=False)
-        # A switch has a second action, `--no_...`, behind its own.
-        self.settings = {action.dest: action for action in reversed(self._actions) if action.dest in self.hints}
+        self.settings: dict[str, Action] = {}
+        for action in self._actions:
+            # A switch has a second action, `--no_...`, behind its own.
+            if action.dest in self.hints and action.dest not in self.settings:
+                self.settings[action.dest] = action
 
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
@@ -158,12 +161,13 @@ def help_text(kinds: Sequence[type], everything: bool = False) -> str:
     """
     parser, shown = SettingsParser(kinds), set()
     ours = {name for kind in kinds for base in kind.__mro__ if not _is_theirs(base) for name in _annotations(base)}
-    needed = [name for name, action in parser.settings.items() if action.required or name == "output_dir"]
+    needed = [name for name, action in parser.settings.items() if action.required]
+    needed += ["output_dir"] if "output_dir" not in needed else []
     groups = [("needed", needed)]
     for kind in kinds:
         # The fields of ancestors come first, as in the dataclass.
         names = [one.name for one in fields(kind) if one.init and one.name in ours]
-        groups.append((inspect.getdoc(kind).splitlines()[0].rstrip("."), names))
+        groups.append((inspect.getdoc(kind).splitlines()[0].split(". ")[0].rstrip("."), names))
     if everything:
         refused = {name for kind in kinds for name in getattr(kind, "refused", ())}
         groups.append(
@@ -189,10 +193,12 @@ def _annotations(kind: type) -> list[str]:
 def _help_of(action: Action) -> str:
     values = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
     several = f"{values} [{values} ...]" if action.nargs == "+" else values
-    help_ = " ".join((action.help or "").replace("%%", "%").split())
+    # Transformers says of its `output_dir` what is not so here.
+    said = "folder that the run writes" if action.dest == "output_dir" else action.help or ""
+    said = " ".join(said.replace("%%", "%").split())
     default = "" if action.default in (None, [], SUPPRESS) or action.required else f" ({action.default})"
     return f"  --{action.dest} {several}\n" + fill(
-        f"{help_}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
+        f"{said}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
     )
 
 
@@ -203,7 +209,7 @@ def find_config(file: str) -> str:
     """
     if os.path.exists(file):
         return file
-    own = Path(__file__).parents[1] / "configs" / file.removeprefix("configs/")
+    own = PACKAGE / "configs" / file.removeprefix("configs/")
     return str(own) if own.is_file() else file
 
 

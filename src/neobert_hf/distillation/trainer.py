@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.sources import list_of
 from neobert_hf.distillation.student import Student, cosine_to_teacher
 from neobert_hf.distillation.teacher import Targets, fast_bfloat16
-from neobert_hf.training.arguments import BF16, fix, follow_hardware
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 from neobert_hf.training.run import Run
 from neobert_hf.training.trainer import ResumableTrainer
 
@@ -49,6 +50,8 @@ class DistilSettings:
 @dataclass
 class DistilArguments(TrainingArguments):
     """Transformers' arguments with the defaults of this recipe."""
+
+    refused: ClassVar = refused_by(FIXED, {})
 
     num_train_epochs: float = field(default=1, metadata={"help": "how often each text is learned"})
     per_device_train_batch_size: int = field(default=80, metadata={"help": "texts"})

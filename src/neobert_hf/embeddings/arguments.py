@@ -1,10 +1,11 @@
 """Settings that the recipes for embedding models and rerankers share. Those of one recipe stand with it."""
 
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
-from neobert_hf.training.arguments import BF16, fix, follow_hardware
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 
 # What these recipes need of Transformers' settings.
@@ -29,6 +30,8 @@ UNUSED = {
 @dataclass
 class EmbeddingArguments(SentenceTransformerTrainingArguments):
     """Sentence Transformers' arguments with the defaults of the paper (section 5.2.1, appendix D) and its code."""
+
+    refused: ClassVar = refused_by(FIXED, UNUSED)
 
     max_steps: int = field(default=2_000, metadata={"help": "optimizer steps"})
     per_device_train_batch_size: int = field(

@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
-from neobert_hf.training.arguments import BF16, fix, follow_hardware
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 
 # Settings of Transformers that must have these values: any other would break what this recipe promises.
@@ -78,6 +78,8 @@ class ModelArguments:
 @dataclass
 class PretrainingArguments(TrainingArguments):
     """Transformers' arguments with the paper's defaults (sections 3.3 and A), and the recipe's own."""
+
+    refused: ClassVar = refused_by(FIXED, UNUSED)
 
     optimizer: Literal["adamw", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
     schedule: Literal["cosine_to_floor", "linear", "constant"] = field(

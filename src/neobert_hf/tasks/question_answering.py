@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data import readers
 from neobert_hf.data.readers import Reader
 from neobert_hf.data.rows import Row
-from neobert_hf.tasks.recipe import Task, TaskSettings, train_on_task
-from neobert_hf.tasks.rows import Splits, parse_splits, read_splits
+from neobert_hf.tasks.recipe import train_on_task
+from neobert_hf.tasks.rows import Splits, parse_splits
+from neobert_hf.tasks.task import OwnTask, TaskSettings
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -32,6 +34,13 @@ class QuestionAnsweringSettings(TaskSettings):
     null_threshold: float = field(
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.stride < self.max_length:
+            raise ValueError(
+                f"`stride` is {self.stride}, and `max_length` {self.max_length}: they have too much in common."
+            )
 
 
 def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -68,16 +77,15 @@ def answer(settings: QuestionAnsweringSettings, arguments: FineTuningArguments) 
     Returns:
         The model's folder; `scores` and those of the `baseline`, by split and metric.
     """
-    return train_on_task(
-        lambda: QuestionAnswering(settings, read_splits(settings, READERS)), "answer", settings, arguments
-    )
+    return train_on_task("answer", QuestionAnswering, settings, arguments)
 
 
-class QuestionAnswering(Task):
+class QuestionAnswering(OwnTask):
     """See `Task`. The columns are `question`, `context`, and `texts` and `begins` of the right answers, if any."""
 
     kind = "question-answering"
     auto_class = AutoModelForQuestionAnswering
+    readers = READERS
 
     def __init__(self, settings: QuestionAnsweringSettings, splits: Splits):
         self.settings = settings
@@ -90,7 +98,7 @@ class QuestionAnswering(Task):
         self.none_allowed, self.mostly_none = not answered.all(), answered.mean() < 0.5
         self.baseline_name = "always no answer" if self.mostly_none else "the sentence most like the question"
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    def encode(self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Windows of question and text, with the answer's first and last token; (0, 0) if a window has no answer."""
         tokenizer.padding_side = "right"
         stride = self.settings.stride
@@ -114,9 +122,9 @@ class QuestionAnswering(Task):
                 return_overflowing_tokens=True,
                 return_offsets_mapping=True,
             )
-            rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+            offsets = encoded.pop("offset_mapping")
             columns = {"start_positions": [], "end_positions": [], "starts": [], "ends": [], "row": []}
-            for window, row in enumerate(rows):
+            for window, row in enumerate(encoded.pop("overflow_to_sample_mapping")):
                 first = last = None
                 if batch["texts"][row]:
                     begin, text = batch["begins"][row][0], batch["texts"][row][0]
@@ -133,22 +141,22 @@ class QuestionAnswering(Task):
                 columns["row"].append(numbers[row])
             return {**encoded, **columns}
 
-        names = self.tables["train"].column_names
-        self.encoded = self.tables.map(
-            windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing"
-        )
-        for split, table in self.tables.items():
-            found = self.encoded[split]
-            whole = {row for row, last in zip(found["row"][:], found["end_positions"][:]) if last}
-            if cut := sum(map(bool, table["texts"][:])) - len(whole):
-                print(f"{split}: {cut:,} answers are whole in no window and count as no answer: raise `stride`.")
+        found = rows.map(windows, with_indices=True, batched=True, remove_columns=rows.column_names, desc="tokenizing")
+        whole = {row for row, last in zip(found["row"][:], found["end_positions"][:]) if last}
+        answered = [row for row, texts in enumerate(rows["texts"][:]) if texts]
+        if cut := [row for row in answered if row not in whole]:
+            print(
+                f"{len(cut):,} of {len(answered):,} answers are whole in no window and count as no answer, such as "
+                f"that of {rows['place'][cut[0]]}: raise `stride`."
+            )
+        return found
 
-    def predict(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
+    def predict(self, rows: Dataset, inputs: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
         """For each question, the best answer of all its windows. An empty text means no answer."""
-        contexts, encoded = self.tables[split]["context"][:], self.encoded[split]
+        contexts = rows["context"][:]
         best = [("", -np.inf) for _ in contexts]
         nulls = np.full(len(contexts), np.inf)
-        columns = (encoded[name][:] for name in ("row", "starts", "ends"))
+        columns = (inputs[name][:] for name in ("row", "starts", "ends"))
         for row, starts, ends, start, end in zip(*columns, *logits):
             nulls[row] = min(nulls[row], start[0] + end[0])
             # Of each first and last token: whether both can be that, are in order and not too far apart.
@@ -161,22 +169,20 @@ class QuestionAnswering(Task):
         limit = self.settings.null_threshold if self.none_allowed else np.inf
         return ["" if null - score > limit else text for (text, score), null in zip(best, nulls)]
 
-    def baseline(self, split: str) -> list[str]:
+    def baseline(self, rows: Dataset) -> list[str]:
         """No answer, or the sentence that has the most words of the question."""
-        table = self.tables[split]
         if self.mostly_none:
-            return [""] * len(table)
-        return [most_similar_sentence(*pair) for pair in zip(table["question"][:], table["context"][:])]
+            return [""] * len(rows)
+        return [most_similar_sentence(*pair) for pair in zip(rows["question"][:], rows["context"][:])]
 
-    def metrics(self, split: str, found: list[str]) -> dict[str, float]:
-        return squad_scores(found, self.tables[split]["texts"][:])
+    def metrics(self, rows: Dataset, found: list[str]) -> dict[str, float]:
+        return squad_scores(found, rows["texts"][:])
 
-    def errors(self, split: str, found: list[str], logits: Any) -> list[tuple[float, str, str, str]]:
+    def errors(self, rows: Dataset, found: list[str], logits: Any) -> list[tuple[float, str, str, str]]:
         """What an answer lacks of an F1 of 1."""
-        table = self.tables[split]
         return [
             (1 - answer_scores(text, right)[1], right[0] if right else "none", text or "none", question)
-            for question, right, text in zip(table["question"][:], table["texts"][:], found)
+            for question, right, text in zip(rows["question"][:], rows["texts"][:], found)
         ]
 
 

@@ -77,6 +77,11 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
             raise ValueError(f"`{name}` is {getattr(arguments, name)!r}, but this recipe does not use it: {advice}.")
 
 
+def refused_by(fixed: dict[str, Any], unused: dict[str, str | None]) -> set[str]:
+    """The settings that a recipe with these values refuses, which its help does not list."""
+    return {*FIXED, *fixed, *unused}
+
+
 def follow_hardware(arguments: TrainingArguments) -> None:
     """If `bf16` is unset, use it where a GPU computes in it; CPUs train in float32 unless they are told otherwise."""
     if arguments.bf16 is None:

@@ -28,6 +28,7 @@ from transformers.utils import logging
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.training.compiling import SayCompiling
 from neobert_hf.training.run import (
     Run,
     check_engine,
@@ -210,9 +211,14 @@ class ResumableTrainer(Trainer):
         # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
         # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
+        # Transformers compares these with the numbers of steps in a checkpoint: a share would seem to be another.
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            if (share := getattr(self.args, name) or 1) < 1 and self.args.max_steps > 0:
+                setattr(self.args, name, math.ceil(share * self.args.max_steps))
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
+        self.add_callback(SayCompiling(self.accelerator.state.dynamo_plugin))
         self.remove_callback(PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         if not self.args.disable_tqdm:
             self.add_callback(Bar())

@@ -9,7 +9,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Image, List, Value, load_dataset
 from datasets.exceptions import DatasetNotFoundError
 
-from neobert_hf.data import tables
+from neobert_hf.data import sources
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.data.sources import hub_files, read_rows, stream_text
 
@@ -156,7 +156,7 @@ def hub(tmp_path, monkeypatch):
         files = {"train": str(tmp_path / "hub.parquet"), "test": str(tmp_path / "hub.parquet")}
         return load_dataset("parquet", data_files=files, **options)
 
-    monkeypatch.setattr(tables, "load_dataset", from_the_hub)
+    monkeypatch.setattr(sources, "load_dataset", from_the_hub)
     return asked
 
 

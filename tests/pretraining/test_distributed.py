@@ -19,6 +19,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
+from neobert_hf.pretraining import recipe
 from neobert_hf.training.run import CheckpointError, complete_checkpoints
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import (
@@ -69,7 +70,7 @@ def train_sharded(flags: list[str]) -> None:
     in it depends on the type, so here it is told another one.
     """
 
-    class ShardedTrainer(pretrain.MLMTrainer):
+    class ShardedTrainer(recipe.MLMTrainer):
         def __init__(self, *args, **kwargs):
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
             super().__init__(*args, **kwargs)
@@ -79,7 +80,7 @@ def train_sharded(flags: list[str]) -> None:
             print(f"{sharded} of {len(list(self.model.parameters()))} parameters are sharded", flush=True)
             return super().evaluate(*args, **kwargs)
 
-    pretrain.MLMTrainer = ShardedTrainer
+    recipe.MLMTrainer = ShardedTrainer
     pretrain.main(flags)
 
 

@@ -20,6 +20,7 @@ from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
 from neobert_hf.pretraining.recipe import build_config
 from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.trainer import MLMTrainer
+from neobert_hf.training.run import Run
 from tests.helpers.models import ragged_batch, small_model
 from tests.helpers.plain_neobert import plain_hidden_states
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -177,7 +178,7 @@ def test_training(name, prepared, tmp_path):
     model = NeoBERTForMaskedLM(build_config(ModelArguments(**SIZES | architecture), data, material, None)).double()
     weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
     expected = list(plain_steps(material.train, data, arguments, model.config, weights))
-    trainer = MLMTrainer(model, arguments, material, settings={})
+    trainer = MLMTrainer(model, arguments, material, Run(tmp_path))
     trainer.train()
     log = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
     windows = [expected[end - every : end] for end in range(every, 4, every)]
