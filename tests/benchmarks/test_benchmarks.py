@@ -4,12 +4,11 @@ import json
 import random
 import re
 import shutil
-import subprocess
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,21 +64,21 @@ def test_stored_results_make_the_pages_that_are_there(tmp_path):
         assert all((tmp_path / name).stat().st_size > 10_000 and (RESULTS / name).exists() for name in pictures)
 
 
+def call_recipe(recipe, settings: dict, flags: list[str]) -> None:
+    recipe(**settings)
+
+
 @pytest.mark.slow
 def test_pretraining(run, tmp_path, monkeypatch):
     """Every run of it, of two steps; BERT's, too; and pseudo-perplexity of both its stages."""
-    import runner
-
     from tests.helpers.pretraining_runs import start
 
-    def run_forked(command: list[str], *, stdout, stderr, env: dict[str, str]) -> subprocess.CompletedProcess:
-        process = start(command[2:], script=Path(command[1]).stem)
-        (code,) = process.end()
-        stdout.write(process.output)
-        return subprocess.CompletedProcess(command, code)
+    def run_forked(recipe, log, threads=2, **settings) -> None:
+        start([], script=partial(call_recipe, recipe, settings)).finish()
 
-    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(run=run_forked, STDOUT=subprocess.STDOUT))
-    trial = "--max_steps 2 --logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_attention_heads 2"
+    monkeypatch.setattr("pretraining.run_apart", run_forked)
+    trial = {"max_steps": 2, "logging_steps": 1, "eval_steps": 2, "use_cpu": True, "hidden_size": 64}
+    trial |= {"num_attention_heads": 2}
     documents = [{"text": text} for text in topics.values()]
     write_rows(documents, tmp_path / "train.parquet")
     write_rows(documents[:10], tmp_path / "validation.parquet")

@@ -161,14 +161,15 @@ LOSSES = {
     f"pretrain --train_data data --output_dir out --max_length 64 --warmup_steps 1 {TRAINING}": "`output_dir`",
     f"classify --model base --data rows.csv --output_dir base {TRAINING}": "`model`",
     f"finetune_embeddings --model m --datasets d --miner out/model --output_dir out {TRAINING}": "`miner`",
-    f"train_contextual --model m --datasets d --first_model out --output_dir out {TRAINING}": "`first_model`",
+    f"train_contextual --model m --datasets {ROOT}/configs/embeddings/small_datasets.yaml --first_model out "
+    f"--output_dir out --context_size 8 {TRAINING}": "`first_model`",
     "distil --teacher out/model --texts text --output_dir out": "`teacher`",
     f"run_glue --config {ROOT}/configs/glue/paper.yaml --task rte --model out/model --name model --output_dir out "
     f"{TRAINING}": "`model`",
     "pseudo_perplexity --models model=out/model --source text --output_dir out": "`models`",
     "prepare_data --source text --tokenizer t --output_dir text": "`source`",
     "deduplicate --source texts/part-*.parquet --output_dir .": "`source`",
-    "embed --model m --source text --output_dir texts": "part-00000.parquet was not written by embed.py",
+    "embed --model out/model --source text --output_dir texts": "part-00000.parquet was not written by embed",
     "index --index text/index --model m --source text": "`source`",
 }
 

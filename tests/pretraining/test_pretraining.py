@@ -186,18 +186,6 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         assert_same_weights(tmp_path / "run", finished)
 
 
-def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(prepared, tmp_path):
-    """Steps 5 and 6, before the checkpoint, belong to the log of step 8."""
-
-    def measured(folder: str) -> list[dict]:
-        log = run(small_flags(prepared, tmp_path / folder, logging_steps=4))
-        return [{name: entry[name] for name in ("step", "loss", "accuracy")} for entry in log if "loss" in entry]
-
-    expected = measured("whole")
-    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
-    assert measured("run") == expected
-
-
 def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch):
     """Transformers would say that arguments do not match, though the command is the same."""
     said = []
@@ -209,6 +197,18 @@ def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch
     assert not said
     steps = [entry["step"] for entry in json.loads((tmp_path / "run" / "log.json").read_text()) if "loss" in entry]
     assert steps == [4, 8, 12]
+
+
+def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(prepared, tmp_path):
+    """Steps 5 and 6, before the checkpoint, belong to the log of step 8."""
+
+    def measured(folder: str) -> list[dict]:
+        log = run(small_flags(prepared, tmp_path / folder, logging_steps=4))
+        return [{name: entry[name] for name in ("step", "loss", "accuracy")} for entry in log if "loss" in entry]
+
+    expected = measured("whole")
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
+    assert measured("run") == expected
 
 
 def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):

@@ -1,6 +1,7 @@
 """Words and answers to pieces: with every kind of tokenizer the tag is at the word's first piece, the answer whole."""
 
 import string
+from itertools import product
 
 import numpy as np
 import pytest
@@ -62,6 +63,42 @@ def test_each_word_is_tagged_once_a_window_and_found_again(name, length):
     assert task.predict(rows, encoded, perfect_tags(encoded)) == rows["tags"][:]
 
 
+# Characters that have no piece, at the beginning of each word and behind each of its letters.
+MARKS = {
+    "right to left": ("\u200f", "\u05b8"),
+    "NFD": ("", "\u0301"),
+    "soft hyphen": ("\u00ad", "\u00ad"),
+    "byte order mark": ("\ufeff", ""),
+    "zero width space": ("\u200b", ""),
+    "space": (" ", ""),
+    "Hindi": ("\u200e", "\u094d"),
+    "emoji": ("", "\ufe0f"),
+}
+
+
+def marked(word: str, name: str) -> str:
+    before, behind = MARKS[name]
+    return before + "".join(letter + behind for letter in word)
+
+
+@pytest.mark.parametrize("length", [64, 8])
+@pytest.mark.parametrize("name", MARKS)
+def test_words_with_marks_have_the_pieces_of_words_without(name, length):
+    plain = tagging([WORDS, [*WORDS[::-1], "cat"]])
+    task = tagging([[marked(word, name) for word in row] for row in plain.tables["train"]["words"]])
+    encoded, of_plain = (each.encode(each.tables["train"], small_tokenizer(), length) for each in (task, plain))
+    assert encoded[:] == of_plain[:]
+
+
+def test_words_with_marks_are_found_again_by_every_tokenizer(capsys):
+    for mark, (name, tokenizer) in product(MARKS, TOKENIZERS.items()):
+        task = tagging([[marked(word, mark) for word in WORDS]])
+        rows = task.tables["train"]
+        encoded = task.encode(rows, tokenizer(), 8)
+        assert task.predict(rows, encoded, perfect_tags(encoded)) == rows["tags"][:], (mark, name)
+    assert "no piece" not in capsys.readouterr().out
+
+
 def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
     task = tagging([["a", "b", "c", "d", "e", "f", "g", "h"]])
     rows = task.tables["train"]
@@ -73,11 +110,12 @@ def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
     assert task.predict(rows, encoded, found) == rows["tags"][:]
 
 
-def test_words_without_a_piece_get_the_commonest_tag():
+def test_words_without_a_piece_get_the_commonest_tag(capsys):
     table = [{"tokens": ["cat", "\u200b", "c"], "tags": ["A", "B", "B"]}]
     task = task_of_rows("tags", train=table, validation=[{"tokens": ["c"], "tags": ["A"]}])
     encoded = task.encode(task.tables["train"], small_tokenizer(), 64)
     assert task.predict(task.tables["train"], encoded, perfect_tags(encoded)) == [["A", "B", "B"]]
+    assert "1 words have no piece of the tokenizer, such as '\\u200b' in train, row 0" in capsys.readouterr().out
 
 
 def asking(**settings) -> QuestionAnswering:
@@ -102,6 +140,50 @@ def test_a_perfect_model_finds_every_answer_in_every_window(name, length):
     # A window without the answer says that there is none, and the answer of another one is worth more than that.
     found = task.metrics(rows, task.predict(rows, encoded, (start, end)))
     assert found["f1"] == found["exact_match"] == 1.0
+
+
+@pytest.mark.parametrize("length", [64, 20])
+@pytest.mark.parametrize("name", MARKS.keys() - {"space"})
+def test_answers_with_marks_have_the_pieces_of_answers_without(name, length):
+    """And what is found is the answer with its accents."""
+    plain = asked_rows(12, length=20)
+    rows = [with_marked_answer(row, name) for row in plain]
+    held_out = asked_rows(4, seed=1)
+    tasks = [task_of_rows("answers", {"stride": 4}, train=each, validation=held_out) for each in (rows, plain)]
+    encoded, of_plain = (task.encode(task.tables["train"], small_tokenizer(), length) for task in tasks)
+    for column in ("input_ids", "start_positions", "end_positions", "row"):
+        assert encoded[column][:] == of_plain[column][:]
+    start, end = np.full((2, len(encoded), length), -5.0)
+    for number, window in enumerate(encoded):
+        start[number, window["start_positions"]], end[number, window["end_positions"]] = 5, 5
+    table = tasks[0].tables["train"]
+    found = tasks[0].predict(table, encoded, (start, end))
+    assert tasks[0].metrics(table, found) == {"f1": 1.0, "exact_match": 1.0}
+    if MARKS[name][0] == "":
+        assert found == [row["answers"][0]["text"] for row in rows]
+
+
+def with_marked_answer(row: dict, name: str) -> dict:
+    """In a text all of whose words have the marks."""
+    words = [marked(word, name) for word in row["context"].split()]
+    number = row["answers"][0]["answer_start"] // 2
+    begin = len(" ".join([*words[:number], ""]))
+    return row | {"context": " ".join(words), "answers": [{"text": words[number], "answer_start": begin}]}
+
+
+def test_a_window_that_holds_a_part_of_an_answer_has_none():
+    """Also if the answer ends with a character that has no piece."""
+    row = {
+        "question": "n ?",
+        "context": "b " * 20 + "a c\u0301",
+        "answers": [{"text": "a c\u0301", "answer_start": 40}],
+    }
+    task = task_of_rows("answers", {"stride": 1}, train=[row, *asked_rows(2)], validation=asked_rows(2, seed=1))
+    encoded = task.encode(task.tables["train"].select([0]), small_tokenizer(), 16)
+    whole = [bool(last) for last in encoded["end_positions"]]
+    texts = [ids for ids in encoded["input_ids"]]
+    both = [{small_tokenizer().vocab[letter] for letter in "ac"} <= set(ids) for ids in texts]
+    assert whole == both and sum(whole) == 1
 
 
 def test_answers_of_all_windows_are_ranked_together():

@@ -15,7 +15,7 @@ from neobert_hf.training.run import complete_checkpoints
 from neobert_hf.training.trainer import Stopped
 from tests.helpers.models import save_encoder
 from tests.helpers.pretraining_runs import assert_same_weights, start
-from tests.helpers.small_tokenizer import small_tokenizer
+from tests.helpers.small_tokenizer import small_tokenizer, word_tokenizer
 from tests.helpers.task_runs import SMALL, asked_rows, flags, numbered_rows, tagged_rows, text_rows, write_json_lines
 
 
@@ -92,6 +92,36 @@ def test_killed_twice_the_same_call_ends_with_the_same_bits(encoder, tmp_path):
     start([json.dumps(call)], script=classify_in_a_process).finish()
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
     assert report_of(tmp_path / "whole") == report_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("language", ["Hebrew", "NFD", "combining"])
+def test_marks_that_have_no_piece_change_no_bit(tmp_path, language):
+    """Tags and answers of right-to-left, NFD and combining text are those of the same text without marks."""
+    letters = str.maketrans("abcd", "\u05d0\u05d1\u05d2\u05d3") if language == "Hebrew" else {}
+    mark = {"Hebrew": "\u05b8\u05bc", "NFD": "\u0301", "combining": "\u094d\ufe0f\u00ad"}[language]
+
+    def with_marks(word: str) -> str:
+        begin = "\u200f" if language == "Hebrew" else ""
+        return begin + "".join(letter + mark for letter in word)
+
+    plain = [row | {"tokens": [word.translate(letters) for word in row["tokens"]]} for row in tagged_rows(40)]
+    encoder = save_encoder(
+        tmp_path / "encoder", word_tokenizer("abcdefghijklm\u05d0\u05d1\u05d2\u05d3?123456789", 60, 64)
+    )
+    for name, change in (("plain", str), ("marked", with_marks)):
+        rows = [row | {"tokens": [change(word) for word in row["tokens"]]} for row in plain]
+        tag(output_dir=tmp_path / "tags" / name, model=encoder, data=rows, **SMALL | {"max_steps": 10})
+        asked = []
+        for row in asked_rows(40, length=16):
+            words, place = [change(word) for word in row["context"].split()], row["answers"][0]["answer_start"] // 2
+            found = {"text": words[place], "answer_start": len(" ".join([*words[:place], ""]))}
+            asked.append(row | {"context": " ".join(words), "answers": [found]})
+        options = SMALL | {"max_steps": 10, "max_length": 16, "stride": 4}
+        answer(output_dir=tmp_path / "answers" / name, model=encoder, data=asked, **options)
+    for kind in ("tags", "answers"):
+        assert_same_weights(tmp_path / kind / "plain", tmp_path / kind / "marked")
+        of_plain, of_marked = (report_of(tmp_path / kind / name) for name in ("plain", "marked"))
+        assert of_plain["scores"] == of_marked["scores"]
 
 
 def test_a_dictionary_of_tables_needs_one_for_training(encoder, tmp_path):

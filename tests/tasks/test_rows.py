@@ -239,4 +239,4 @@ def test_answers_that_no_window_holds_are_counted(capsys):
     ]
     task = built("answers", {"stride": 4}, train=rows)
     task.encode(task.tables["train"], small_tokenizer(), 16)
-    assert "1 of 2 answers are whole in no window" in capsys.readouterr().out
+    assert "1 of 2 answers count as no answer" in capsys.readouterr().out

@@ -104,7 +104,7 @@ A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its tea
 an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
 that it did not learn from.
 
-It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
+It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with `distil` of neobert_hf. The licences
 of teacher and texts apply.
 """
 

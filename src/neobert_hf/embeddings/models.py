@@ -124,7 +124,7 @@ def check_trained(path: str, setting: str, trust_remote_code: bool = False) -> N
     if dense_kind_of(path, trust_remote_code, setting) is None:
         raise ValueError(
             f"`{setting}` is {path}, which is no embedding model: it has no modules.json, which names a pooling. Train "
-            "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
+            "it on pairs with `finetune_embeddings` first, or name an embedding model on the Hub."
         )
 
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data import readers
 from neobert_hf.data.readers import Reader
-from neobert_hf.data.rows import Row
+from neobert_hf.data.rows import Row, is_empty
+from neobert_hf.tasks.pieces import first_with_piece, visible, windows_of_rows, with_marks
 from neobert_hf.tasks.recipe import train_on_task
 from neobert_hf.tasks.rows import Splits, parse_splits
 from neobert_hf.tasks.task import OwnTask, TaskSettings
@@ -39,7 +40,7 @@ class QuestionAnsweringSettings(TaskSettings):
         super().__post_init__()
         if not 0 <= self.stride < self.max_length:
             raise ValueError(
-                f"`stride` is {self.stride}, and `max_length` {self.max_length}: they have too much in common."
+                f"`stride` is {self.stride}, but windows of `max_length` {self.max_length} cannot share as much."
             )
 
 
@@ -122,23 +123,30 @@ class QuestionAnswering(OwnTask):
                 return_overflowing_tokens=True,
                 return_offsets_mapping=True,
             )
-            offsets = encoded.pop("offset_mapping")
+            offsets, of_rows = encoded.pop("offset_mapping"), windows_of_rows(encoded)
             columns = {"start_positions": [], "end_positions": [], "starts": [], "ends": [], "row": []}
-            for window, row in enumerate(encoded.pop("overflow_to_sample_mapping")):
-                first = last = None
+            for row, of_row in of_rows.items():
+                context, begin, end = batch["context"][row], None, None
                 if batch["texts"][row]:
-                    begin, text = batch["begins"][row][0], batch["texts"][row][0]
-                    first = encoded.char_to_token(window, begin, sequence_index=1)
-                    last = encoded.char_to_token(window, begin + len(text) - 1, sequence_index=1)
-                whole = first is not None and last is not None
-                columns["start_positions"].append(first if whole else 0)
-                columns["end_positions"].append(last if whole else 0)
-                # No answer begins or ends with a token outside the text, or with a space that is a token.
-                context, parts = batch["context"][row], encoded.sequence_ids(window)
-                usable = [part == 1 and context[slice(*span)].strip() for span, part in zip(offsets[window], parts)]
-                for name, side in (("starts", 0), ("ends", 1)):
-                    columns[name].append([span[side] if use else -1 for span, use in zip(offsets[window], usable)])
-                columns["row"].append(numbers[row])
+                    place, text = batch["begins"][row][0], batch["texts"][row][0]
+                    characters = range(place, place + len(text))
+                    # It may begin and end with characters that have no piece.
+                    begin = first_with_piece(encoded, of_row, characters, 1)
+                    end = first_with_piece(encoded, of_row, reversed(characters), 1)
+                for window in of_row:
+                    first = last = None
+                    if begin is not None:
+                        first, last = (encoded.char_to_token(window, each, 1) for each in (begin, end))
+                    whole = first is not None and last is not None
+                    columns["start_positions"].append(first if whole else 0)
+                    columns["end_positions"].append(last if whole else 0)
+                    # No answer begins or ends with a token outside the text, or with a space that is a token.
+                    spans = zip(offsets[window], encoded.sequence_ids(window))
+                    spans = [span if part == 1 and context[slice(*span)].strip() else None for span, part in spans]
+                    columns["starts"].append([-1 if span is None else span[0] for span in spans])
+                    columns["ends"].append([-1 if span is None else with_marks(context, span[1]) for span in spans])
+                    columns["row"].append(numbers[row])
+            del encoded["overflow_to_sample_mapping"]
             return {**encoded, **columns}
 
         found = rows.map(windows, with_indices=True, batched=True, remove_columns=rows.column_names, desc="tokenizing")
@@ -146,8 +154,8 @@ class QuestionAnswering(OwnTask):
         answered = [row for row, texts in enumerate(rows["texts"][:]) if texts]
         if cut := [row for row in answered if row not in whole]:
             print(
-                f"{len(cut):,} of {len(answered):,} answers are whole in no window and count as no answer, such as "
-                f"that of {rows['place'][cut[0]]}: raise `stride`."
+                f"{len(cut):,} of {len(answered):,} answers count as no answer, such as that of "
+                f"{rows['place'][cut[0]]}: they are whole in no window. Raise `stride`."
             )
         return found
 
@@ -190,7 +198,7 @@ def parse_question(row: Row) -> dict[str, Any]:
     """The columns of a row, with its answers in one format, each checked against its text."""
     context, texts, begins = row.text("context"), [], []
     for text, begin in _answers(row):
-        if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
+        if not isinstance(text, str) or is_empty(text) or not isinstance(begin, int):
             raise ValueError(f"{row.place}: an answer is {text!r} at {begin!r}; it must be a text at a number.")
         if begin < 0 or context[begin : begin + len(text)] != text:
             place = context.find(text)
@@ -226,8 +234,11 @@ def most_similar_sentence(question: str, context: str) -> str:
 
 
 def normal_answer(text: str) -> list[str]:
-    """The words of an answer as SQuAD compares them: lower case, without punctuation and articles."""
-    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    """The words of an answer as SQuAD compares them: lower case, without punctuation and articles.
+
+    Two answers that look the same are the same.
+    """
+    text = "".join(letter for letter in visible(text).lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data import readers
 from neobert_hf.data.readers import Reader
 from neobert_hf.data.rows import Row
+from neobert_hf.tasks.pieces import first_with_piece, windows_of_rows
 from neobert_hf.tasks.recipe import train_on_task
 from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
 from neobert_hf.tasks.task import OwnTask, TaskSettings
@@ -132,21 +133,40 @@ class TokenClassification(OwnTask):
                 return_overflowing_tokens=True,
             )
             columns = {"labels": [], "word": [], "row": []}
-            for window, row in enumerate(encoded.pop("overflow_to_sample_mapping")):
-                word_of = [-1] * len(encoded["input_ids"][window])
-                start = 0
+            for row, of_row in windows_of_rows(encoded).items():
+                begins, start = {}, 0
                 for number, word in enumerate(batch["words"][row]):
-                    # None if the word is in another window, or has no piece.
-                    if (piece := encoded.char_to_token(window, start)) is not None:
-                        word_of[piece] = number
+                    # A word may begin with characters that have no piece, or have none at all.
+                    begins[number] = first_with_piece(encoded, of_row, range(start, start + len(word)))
                     start += len(word) + 1
-                tags = batch["tags"][row]
-                columns["labels"].append([classes[tags[word]] if word >= 0 else IGNORED for word in word_of])
-                columns["word"].append(word_of)
-                columns["row"].append(numbers[row])
+                for window in of_row:
+                    word_of = [-1] * len(encoded["input_ids"][window])
+                    for number, begin in begins.items():
+                        # None if the word is in another window.
+                        if begin is not None and (piece := encoded.char_to_token(window, begin)) is not None:
+                            word_of[piece] = number
+                    tags = batch["tags"][row]
+                    columns["labels"].append([classes[tags[word]] if word >= 0 else IGNORED for word in word_of])
+                    columns["word"].append(word_of)
+                    columns["row"].append(numbers[row])
+            del encoded["overflow_to_sample_mapping"]
             return {**encoded, **columns}
 
-        return rows.map(windows, with_indices=True, batched=True, remove_columns=rows.column_names, desc="tokenizing")
+        found = rows.map(windows, with_indices=True, batched=True, remove_columns=rows.column_names, desc="tokenizing")
+        with_piece = {pair for row, words in zip(found["row"][:], found["word"][:]) for pair in product([row], words)}
+        lost = [
+            (row, number)
+            for row, words in enumerate(rows["words"][:])
+            for number in range(len(words))
+            if (row, number) not in with_piece
+        ]
+        if lost:
+            row, number = lost[0]
+            print(
+                f"{len(lost):,} words have no piece of the tokenizer, such as {rows['words'][row][number]!r} in "
+                f"{rows['place'][row]}: they are not learned, and get the commonest tag."
+            )
+        return found
 
     @staticmethod
     def reduce_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
