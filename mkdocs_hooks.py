@@ -23,11 +23,15 @@ ADDED |= {
     for file in sorted((ROOT / "benchmarks" / "results").glob("*"))
     if file.suffix in (".md", ".png")
 }
+NOTEBOOKS = {
+    f"examples/notebooks/{file.name}": f"notebooks/{file.stem}.md"
+    for file in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+}
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
 
 def on_files(files, config):
-    """Add the files of `ADDED`, the notebooks, the settings, and a page of the API for the model and each subpackage."""
+    """Add the files of `ADDED`, notebooks, settings, and a page of the API for the model and each subpackage."""
     for source, target in ADDED.items():
         content = (ROOT / source).read_bytes() if not source.endswith(".md") else (ROOT / source).read_text()
         files.append(File.generated(config, target, content=content))
@@ -36,8 +40,8 @@ def on_files(files, config):
         files.append(File.generated(config, f"api/{folder.name}.md", content=page))
     files.append(File.generated(config, "api/model.md", content=_api_page("model", PACKAGE.glob("*_neobert.py"))))
     files.append(File.generated(config, "settings.md", content=_settings_page()))
-    for notebook in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
-        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=_notebook_page(notebook)))
+    for notebook, target in NOTEBOOKS.items():
+        files.append(File.generated(config, target, content=_notebook_page(ROOT / notebook)))
     return files
 
 
@@ -92,7 +96,7 @@ def on_page_markdown(markdown, page, config, files):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page_in_repository), match[1]))
         if path == "benchmarks/results":
             path = "benchmarks/results/README.md"
-        target = ADDED.get(path, path.removeprefix("docs/"))
+        target = (ADDED | NOTEBOOKS).get(path, path.removeprefix("docs/"))
         return posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
 
     return LINK.sub(to_site, markdown)
