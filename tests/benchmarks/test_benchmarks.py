@@ -15,7 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 from encoders import ENCODERS, build_model
-from transformers import BertForMaskedLM, pipeline
+from transformers import BertConfig, BertForMaskedLM, pipeline
 
 from neobert_hf import NeoBERTConfig
 from tests.helpers.models import ROOT, save_encoder
@@ -207,6 +207,21 @@ def test_every_way_of_a_gpu_gets_a_row(run, monkeypatch):
         [step, "NeoBERT", "float32", "sdpa", "16", name] for step in steps for name in layouts
     ]
     assert all(float(row[6].replace(",", "")) > 0 for row in rows)
+
+
+def test_the_study_of_the_paper_on_a_gpu(run, monkeypatch):
+    """On a CPU, with tiny models: the best batch of each length, beside the paper's Table 10."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 256}
+    monkeypatch.setitem(ENCODERS, "NeoBERT", (NeoBERTConfig, sizes))
+    monkeypatch.setitem(ENCODERS, "BERT-base", (BertConfig, sizes))
+    constants = {"STUDIED": ("NeoBERT", "BERT-base"), "STUDY_LENGTHS": (512, 1024), "ROWS": [1, 2], "LENGTHS": ()}
+    found, page = run("gpu", "--steps 2", TYPES=("bfloat16",), **constants)
+    rows = [row for row in found if row[0] == "largest throughput"]
+    assert [(row[1], row[4]) for row in rows] == [("NeoBERT", "512"), ("NeoBERT", "1,024"), ("BERT-base", "512")]
+    for _, _, _, _, _, batch, tokens, *_ in rows:
+        assert batch in ("1 rows, 2 steps", "2 rows, 2 steps")
+        assert f"{int(tokens.replace(',', '')) / 1000:,.1f} ({batch.split(',')[0]})" in page
+    assert "| NeoBERT, paper, A100 | 24.5 | 22.2 |" in page
 
 
 def test_the_small_model_fills_masks():
