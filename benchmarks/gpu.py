@@ -40,7 +40,10 @@ LAYOUTS = ("dense", "padded", "packed")
 TYPES, LENGTHS = ("float32", "bfloat16"), (512, 4096)
 # The paper's protocol: models, lengths, and rows of a batch.
 LARGEST = "largest throughput"
-STUDIED, STUDY_LENGTHS = ("NeoBERT", "BERT-base", "BERT-large", "NomicBERT", "ModernBERT-base"), (512, 1024, 2048, 4096, 8192)
+STUDIED, STUDY_LENGTHS = (
+    ("NeoBERT", "BERT-base", "BERT-large", "NomicBERT", "ModernBERT-base"),
+    (512, 1024, 2048, 4096, 8192),
+)
 ROWS = [2**power for power in range(10)]
 # Table 10: thousands of tokens a second on an A100 with the best batch.
 TABLE_10 = {

@@ -11,6 +11,4 @@ def register() -> None:
     # By name: vLLM imports the classes when it needs them, which is after it has set up the GPU.
     for architecture in ENCODERS:
         ModelRegistry.register_model(architecture, "neobert_hf.vllm_neobert:NeoBERTEmbeddings")
-    ModelRegistry.register_model(
-        "NeoBERTForSequenceClassification", "neobert_hf.vllm_neobert:NeoBERTClassifier"
-    )
+    ModelRegistry.register_model("NeoBERTForSequenceClassification", "neobert_hf.vllm_neobert:NeoBERTClassifier")
