@@ -3,7 +3,7 @@
     python examples/demo.py --config configs/demo.yaml
 
 The text comes with every Python installation: the language reference behind `help()` and the docstrings of the standard
-library. Steps 2 to 4 run the commands of the full-size recipe and print each of them.
+library. Steps 2 to 4 call the recipes of the full size and print each as a command.
 """
 
 import json
@@ -11,18 +11,22 @@ import math
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 
-# This must be set before torch is imported, here and in the commands, so that waiting threads sleep and do not spin.
-# With another busy process on the same 2 cores a training step takes 0.2 s this way, and 0.8 to 2.4 s with spinning
-# threads. On idle cores a step takes a quarter longer this way (0.15 s instead of 0.12 s).
+# Both must be set before the libraries are imported. Waiting threads sleep and do not spin: with another busy process
+# on the same 2 cores a training step takes 0.2 s this way, and 0.8 to 2.4 s with spinning threads. On idle cores a step
+# takes a quarter longer this way (0.15 s instead of 0.12 s).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if not sys.stderr.isatty():
+    # In a file, a progress bar would fill thousands of lines.
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
@@ -30,12 +34,14 @@ from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
 from neobert_hf.common.files import write_json, write_png, write_text
+from neobert_hf.common.recipe import Result
 from neobert_hf.common.run import output_folder
-from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
+from neobert_hf.data import prepare_data, train_tokenizer
 from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.data.sample_text import python_documentation
 from neobert_hf.data.shards import prepared_tokenizer
+from neobert_hf.pretraining import pretrain
 
 
 EXAMPLES = Path(__file__).parent
@@ -50,23 +56,18 @@ class DemoArguments:
     output_dir: str = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go", "path": True})
     vocab_size: int = field(metadata={"help": "maximum number of entries of the tokenizer"})
     max_length: int = field(metadata={"help": "tokens per sequence; longer documents are split into several sequences"})
-    pretraining: str = field(metadata={"help": "settings of examples/pretrain.py", "path": True})
+    pretraining: str = field(metadata={"help": "settings of `pretrain`", "path": True})
     max_documents: int | None = field(default=None, metadata={"help": "use only this many documents; all if unset"})
     require_learning: bool = field(
         default=True, metadata={"help": "fail unless the model beats the unigram distribution on held-out text"}
     )
 
 
-def run_example(script: str, **flags) -> None:
-    """Run a script of this folder with its flags, and print the command as a user would type it."""
-    command = [str(EXAMPLES / script)]
-    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    print(f"   $ {shlex.join(['python', *command])}", flush=True)
-    # Written to a file, a progress bar would fill thousands of lines.
-    quiet = {} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}
-    code = subprocess.run([sys.executable, *command], env=os.environ | quiet).returncode
-    if code:
-        sys.exit(code)
+def call(recipe: Callable[..., Result], **settings: Any) -> Result:
+    """Call a recipe, and print the command that does the same."""
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    print(f"   $ {shlex.join(['neobert-hf', recipe.__name__, *flags])}", flush=True)
+    return recipe(**settings)
 
 
 def unigram_entropy(train: Path, held_out: Path) -> float:
@@ -112,14 +113,14 @@ def main(args: list[str] | None = None) -> None:
     if not sys.stderr.isatty():
         disable_progress_bar()
     writes = ("tokenizer", "train*", "held_out*", "pretraining", "numbers.json", "demo.png")
-    with output_folder(settings.output_dir, "demo.py", writes, {"pretraining": settings.pretraining}):
+    with output_folder(settings.output_dir, "demo", writes, {"pretraining": settings.pretraining}):
         started, numbers = time.time(), {"settings": asdict(settings)}
-        held_out_documents = pretrain(settings, numbers)
+        held_out_documents = learn(settings, numbers)
         try_out(settings, numbers, held_out_documents)
         report(settings, numbers, time.time() - started)
 
 
-def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
+def learn(settings: DemoArguments, numbers: dict) -> list[str]:
     """Steps 1 to 4, from text to a pretrained model. Returns the held-out documents."""
     output = Path(settings.output_dir)
     train, held_out, pretrained = output / "train", output / "held_out", output / "pretraining"
@@ -144,20 +145,19 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
     # nat between runs, even with the same seed.
     common = {"max_length": settings.max_length}
     tokenizer = {"source": output / "train.jsonl", "vocab_size": settings.vocab_size} | common
-    run_example("train_tokenizer.py", **tokenizer, output_dir=output / "tokenizer")
+    call(train_tokenizer, **tokenizer, output_dir=output / "tokenizer")
 
     print("3. Tokens: the text as numbers, in files that training maps into memory")
     common |= {"tokenizer": output / "tokenizer", "long_documents": "split", "documents_per_shard": 5000}
     for folder in (train, held_out):
-        run_example("prepare_data.py", source=folder.with_suffix(".jsonl"), **common, output_dir=folder)
+        call(prepare_data, source=folder.with_suffix(".jsonl"), **common, output_dir=folder)
     unigram = numbers["unigram_entropy"] = unigram_entropy(train, held_out)
 
     print("4. Pretraining: masked language modelling, about 3 minutes")
     data = {"train_data": train, "validation_data": held_out, "max_length": settings.max_length}
-    run_example("pretrain.py", config=settings.pretraining, **data, output_dir=pretrained)
+    result = call(pretrain, config=settings.pretraining, **data, output_dir=pretrained)
     numbers["log"] = json.loads((pretrained / "log.json").read_text())
-    loss = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry][-1]
-    numbers["held_out_loss"] = loss
+    loss = numbers["held_out_loss"] = result.scores["loss"]
     print(f"   loss at masked tokens of held-out text: {loss:.2f} nats; best guess without context: {unigram:.2f}")
     return held_out_documents
 
@@ -196,9 +196,9 @@ def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
     source = output / "held_out.jsonl"
     print("Try next:")
     print(f"   neobert-hf doctor {model}")
-    print(f"   python examples/semantic_search.py index --index {index} --model {EMBEDDING_MODEL} --source {source}")
-    print(f"   python examples/semantic_search.py query --index {index} --text 'open a file for reading'")
+    print(f"   neobert-hf index --index {index} --model {EMBEDDING_MODEL} --source {source}")
+    print(f"   neobert-hf query --index {index} --text 'open a file for reading'")
 
 
 if __name__ == "__main__":
-    run_script(main)
+    main()

@@ -6,10 +6,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import sample_data
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import NeoBERTForMaskedLM
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, save_checkpoint
 from tests.helpers.pages import PageRunner
 
@@ -57,7 +57,7 @@ def guide_data(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sysconfig, "get_path", lambda name: str(folder / "library"))
-        load_example("sample_data").main()
+        sample_data.main()
     for file in folder.glob("*/**/*.jsonl"):
         lines = file.read_text().splitlines(keepends=True)
         rows = lines[:: max(1, len(lines) // MOST_ROWS[file.stem])][: MOST_ROWS[file.stem]]
