@@ -24,6 +24,7 @@ COMMANDS = {
     },
     "Your own tasks": {
         "classify": ("tasks.classification", "eval", "train a text classifier"),
+        "regress": ("tasks.regression", "eval", "train a model that finds a number for a text"),
         "tag": ("tasks.token_classification", "eval", "train a tagger of words"),
         "answer": ("tasks.question_answering", "eval", "train a model that finds answers in texts"),
     },
@@ -33,7 +34,7 @@ COMMANDS = {
         "train_sparse_encoder": ("embeddings.sparse", "embed", "train a sparse encoder (SPLADE)"),
         "train_multi_vector_encoder": ("embeddings.multi_vector", "embed", "train a late-interaction model (ColBERT)"),
         "train_reranker": ("embeddings.reranker", "embed", "train a reranker (cross-encoder)"),
-        "train_contextual": ("contextual.training", "eval", "train contextual document embeddings (CDE)"),
+        "train_contextual": ("contextual.recipe", "eval", "train contextual document embeddings (CDE)"),
         "distil": ("distillation.recipe", "embed", "make a small model of a large one"),
         "embed": ("embeddings.corpus", "embed", "store the vectors of a corpus"),
     },
@@ -49,10 +50,10 @@ COMMANDS = {
         "pseudo_perplexity": ("evaluation.pseudo_perplexity", "eval", "pseudo-perplexity against length"),
     },
     "Checkpoints and the Hub": {
-        "convert": ("hub.convert", "train", "convert checkpoints of the original project, and back"),
-        "doctor": ("hub.doctor", "embed", "check whether a checkpoint is healthy"),
-        "export": ("hub.export", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
-        "publish": ("hub.publish", "embed", "build a complete Hub repository, check it and push it"),
+        "convert": ("hub.conversion", "", "convert checkpoints of the original project, and back"),
+        "doctor": ("hub.diagnosis", "embed", "check whether a checkpoint is healthy"),
+        "export": ("hub.exporting", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
+        "publish": ("hub.publishing", "embed", "build a complete Hub repository, check it and push it"),
     },
 }
 PLACES = {name: place for group in COMMANDS.values() for name, place in group.items()}

@@ -49,7 +49,7 @@ def test_search(runner, workplace, capsys):
     """One's own documents are the pages of these guides: the chapters of the test's data have too few pairs."""
     settings = f"extends: {ROOT}/configs/embeddings/small.yaml\nreport_to: none\nper_device_train_batch_size: 8\n"
     (workplace / "tiny.yaml").write_text(settings)
-    reduced = "--max_steps 2 --training tiny.yaml --documents docs/guides --model runs/tiny/model"
+    reduced = {"max_steps": 2, "training": "tiny.yaml", "documents": "docs/guides", "model": "runs/tiny/model"}
     runner.reduced |= {"retrieval_from_documents": reduced}
     runner.run(ROOT / "docs/guides/search.md")
     printed = capsys.readouterr().out

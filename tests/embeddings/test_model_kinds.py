@@ -38,9 +38,9 @@ def test_a_script_leaves_a_model_that_has_learned_and_its_scores(trained, kind):
     assert all(module["type"].startswith("sentence_transformers.") for module in modules)
     stored = load_file(folder / "model.safetensors")
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in stored.values())
-    # Evaluations are every 6 steps.
+    # Evaluations are before training and every 6 steps.
     scores = [(entry["step"], value) for entry in log for name, value in entry.items() if "ndcg@10" in name]
-    assert {step for step, _ in scores} == {6, 12} and all(0 <= score <= 1 for _, score in scores)
+    assert {step for step, _ in scores} == {0, 6, 12} and all(0 <= score <= 1 for _, score in scores)
 
 
 def test_float16_is_finite_and_close(trained, tmp_path):

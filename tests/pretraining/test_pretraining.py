@@ -199,6 +199,18 @@ def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch
     assert steps == [4, 8, 12]
 
 
+def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(prepared, tmp_path):
+    """Steps 5 and 6, before the checkpoint, belong to the log of step 8."""
+
+    def measured(folder: str) -> list[dict]:
+        log = run(small_flags(prepared, tmp_path / folder, logging_steps=4))
+        return [{name: entry[name] for name in ("step", "loss", "accuracy")} for entry in log if "loss" in entry]
+
+    expected = measured("whole")
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
+    assert measured("run") == expected
+
+
 def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
     """A terminal signals the whole process group: loader workers must survive it."""
     changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}

@@ -24,7 +24,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 
-from neobert_hf.common.paths import beside_file, check_exists
+from neobert_hf.common.paths import PACKAGE, beside_file, check_exists
 
 
 Entry = TypeVar("Entry")
@@ -209,7 +209,7 @@ def find_config(file: str) -> str:
     """
     if os.path.exists(file):
         return file
-    own = Path(__file__).parents[1] / "configs" / file.removeprefix("configs/")
+    own = PACKAGE / "configs" / file.removeprefix("configs/")
     return str(own) if own.is_file() else file
 
 
@@ -261,11 +261,16 @@ def read_yaml(path: str | Path, setting: str = "config") -> dict[str, Any]:
 
 
 def read_extended(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first."""
+    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first.
+
+    A file that is extended lies beside the other one, or else it is one of the package's configurations.
+    """
     content = read_yaml(path)
     if "extends" not in content:
         return [(path, content)]
-    parent = os.path.join(os.path.dirname(path), str(content.pop("extends")))
+    name = str(content.pop("extends"))
+    beside, own = os.path.join(os.path.dirname(path), name), find_config(name)
+    parent = own if os.path.exists(own) and not os.path.exists(beside) else beside
     return [*read_extended(parent), (path, content)]
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -27,6 +28,7 @@ from transformers.utils import logging
 
 from neobert_hf.common.files import partial_folder, replace_folder
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.training.compiling import SayCompiling
 from neobert_hf.training.run import (
     Run,
     check_engine,
@@ -41,6 +43,15 @@ from neobert_hf.training.run import (
 
 # Endings of the metrics by which recipes choose the best weights, for the line of an evaluation.
 CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "loss")
+
+
+# Endings of the names of timings, which the Trainer logs.
+TIMINGS = ("runtime", "_per_second", "_preparation_time")
+
+
+def is_measured(name: str) -> bool:
+    """Whether a value of the log is a loss or a metric of an evaluation."""
+    return name == "loss" or (name.startswith("eval_") and not name.endswith(TIMINGS))
 
 
 class StopOnSignal(TrainerCallback):
@@ -122,6 +133,18 @@ class Bar(ProgressCallback):
         pass
 
 
+class GoOnWithLog(TrainerCallback):
+    """The first log after a resume is that of an uninterrupted run; see `ResumableTrainer.since_log`."""
+
+    def __init__(self, trainer: "ResumableTrainer"):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        checkpoint = self.trainer.run.checkpoint
+        if checkpoint is not None and (measured := read_progress(checkpoint).since_log):
+            self.trainer.go_on_since_log(measured)
+
+
 class ShortLogs(TrainerCallback):
     """One short line for each log, with the time left.
 
@@ -129,7 +152,7 @@ class ShortLogs(TrainerCallback):
     """
 
     def __init__(self):
-        # A finished training may be evaluated without beginning again.
+        # A finished run may be evaluated without being trained.
         self.began, self.first_step = time.monotonic(), 0
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -195,14 +218,34 @@ class ResumableTrainer(Trainer):
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
+        self.add_callback(SayCompiling(self.accelerator.state.dynamo_plugin))
         self.remove_callback(PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         if not self.args.disable_tqdm:
             self.add_callback(Bar())
         self.add_callback(ShortLogs())
+        self.add_callback(GoOnWithLog(self))
 
     def cursor(self) -> dict:
         """The position in the training data; empty for recipes that let the Trainer skip the rows already seen."""
         return {}
+
+    def since_log(self) -> dict[str, Any]:
+        """What was measured since the last log, as JSON can hold it: a checkpoint need not follow a log."""
+        loss = self.accelerator.reduce(self._tr_loss.clone(), "mean").item()
+        return {"loss": loss, "step": self._globalstep_last_logged}
+
+    def go_on_since_log(self, measured: dict[str, Any]) -> None:
+        """Continue from what `since_log` returned."""
+        self._tr_loss += measured["loss"]
+        self._globalstep_last_logged = measured["step"]
+
+    def log_without_timings(self) -> list[dict[str, Any]]:
+        """Losses and evaluations of the whole run, which are the same however often it was interrupted."""
+        measured = [entry for entry in self.state.log_history if any(is_measured(name) for name in entry)]
+        # Sorted, since entries that were read from a checkpoint are.
+        return [
+            {name: value for name, value in sorted(entry.items()) if not name.endswith(TIMINGS)} for entry in measured
+        ]
 
     def train_to_the_end(self) -> None:
         """Train to the end, from the run's checkpoint or the start.
@@ -287,10 +330,12 @@ class ResumableTrainer(Trainer):
         with _no_bars():
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
+        since_log = self.since_log()
         if self.is_world_process_zero():
             stops = self.control.should_training_stop and self.stopped_by is None
             stopped_early = stops and step < self.args.max_steps
-            mark_complete(folder, self.engine, self.run.identity, self.cursor(), stopped_early)
+            others = {"stopped_early": stopped_early, "since_log": since_log}
+            mark_complete(folder, self.engine, self.run.identity, self.cursor(), **others)
             delete_old(folder.parent, self.keep, self.state.best_global_step)
 
     def _all_finite(self, model) -> bool:

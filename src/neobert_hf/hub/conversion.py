@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification, NeoBERTPreTrainedModel
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.hub.model_folder import (
     ORIGINAL_NAMES,
     find_class,
@@ -25,6 +25,7 @@ from neobert_hf.hub.model_folder import (
     read_config,
     read_tensors,
     read_tokenizer,
+    sentence_class,
 )
 
 
@@ -68,44 +69,41 @@ class ConvertSettings:
     )
 
 
-def main(args: list[str] | None = None) -> None:
-    options = {"positional": ("source", "output"), "prog": "neobert-hf convert"}
-    (settings,) = parse_config(ConvertSettings, args=args, **options)
-    with folder_lock(settings.output):
-        model = convert(settings)
-    dtype = str(model.dtype).removeprefix("torch.")
-    print(f"{settings.output}: {type(model).__name__}, {len(model.state_dict())} tensors, {dtype}")
+@recipe(positional=("source", "output"))
+def convert(settings: ConvertSettings) -> Result:
+    """Convert checkpoints of the original project to this package's layout, and back. The tensors stay bit-identical.
 
-
-def convert(settings: ConvertSettings) -> NeoBERTPreTrainedModel:
-    """Write a checkpoint and its tokenizer, if it has one, in another layout. The tensors stay bit-identical.
+    The tokenizer is written, too, if there is one. Tensors that are missing, left over or of another shape are errors
+    that name them, and so is what the other layout cannot express.
 
     Returns:
-        The model that was converted.
-
-    Raises:
-        ValueError: if the source is not a whole NeoBERT checkpoint, or the layout cannot express it.
+        The new folder, as `model`.
     """
     output = Path(settings.output)
     if output.exists():
         raise ValueError(f"{output} exists. Choose a new folder, or delete it.")
 
-    # 1. Read
-    source = local_folder(settings.source)
-    folder = source if source.is_dir() else source.parent
-    config = read_config(Path(settings.config) if settings.config else folder)
-    model = build_model(source, config)
-    tokenizer = read_tokenizer(folder, config) if has_tokenizer(folder) else None
+    with folder_lock(output):
+        # 1. Read
+        source = local_folder(settings.source)
+        folder = source if source.is_dir() else source.parent
+        config = read_config(Path(settings.config) if settings.config else folder)
+        model = build_model(source, config)
+        tokenizer = read_tokenizer(folder, config) if has_tokenizer(folder) else None
 
-    # 2. Write
-    with atomic_folder(output) as partial:
-        if settings.to == "neobert_hf":
-            model.save_pretrained(partial)
-        else:
-            write_original(model, partial, settings.to)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-    return model
+        # 2. Write
+        with atomic_folder(output) as partial:
+            if settings.to == "neobert_hf":
+                model.save_pretrained(partial)
+            else:
+                write_original(model, partial, settings.to)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
+    if sentence_class(folder):
+        print("note: only the encoder is converted, without the other modules of Sentence Transformers.")
+    dtype = str(model.dtype).removeprefix("torch.")
+    print(f"{output}: {type(model).__name__}, {len(model.state_dict())} tensors, {dtype}")
+    return Result(output)
 
 
 def build_model(source: Path, config: NeoBERTConfig) -> NeoBERTPreTrainedModel:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document
+from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document, pairs_of_documents
 
 
 BODY = "The index keeps one vector for each passage of a document and finds those that are nearest to a query."
@@ -76,7 +76,9 @@ def test_documents_are_held_out_whole(tmp_path):
     def parts(numbers) -> dict[str, list[str]]:
         source = tmp_path / "text.jsonl"
         source.write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in numbers))
-        return {name: rows["query"] for name, rows in make_pairs(settings(source=str(source), held_out=0.3)).items()}
+        return {
+            name: rows["query"] for name, rows in pairs_of_documents(settings(source=str(source), held_out=0.3)).items()
+        }
 
     found = parts(range(100))
     documents = {
@@ -110,10 +112,20 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path, capsys):
     source = tmp_path / "text.jsonl"
     documents = [DOCUMENT, DOCUMENT, DOCUMENT.replace("index", "tree"), None]
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    first = make_pairs(settings(source=str(source)))["train"]
-    assert first[:] == make_pairs(settings(source=str(source)))["train"][:]
+    first = pairs_of_documents(settings(source=str(source)))["train"]
+    assert first[:] == pairs_of_documents(settings(source=str(source)))["train"][:]
     assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
     assert "1 of 4 documents" in capsys.readouterr().out
+
+
+def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(tmp_path):
+    rows = [{"text": DOCUMENT.replace("index", f"index{number}")} for number in range(20)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--source", str(tmp_path / "text.jsonl"), "--output", str(tmp_path / "file.parquet"), "--held_out", "0.3"]
+    of_file = make_pairs.main(flags).output
+    of_table = make_pairs(source=rows, output=tmp_path / "table.parquet", held_out=0.3).output
+    assert of_file.keys() == of_table.keys() == {"train", "held_out"}
+    assert all(of_file[part].read_bytes() == of_table[part].read_bytes() for part in of_file)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +141,4 @@ def test_bad_settings_are_refused(tmp_path, monkeypatch, changes, message):
     (tmp_path / "pairs_held_out.parquet").touch()
     (tmp_path / "text.md").write_text("Nothing here.")
     with pytest.raises(ValueError, match=message):
-        make_pairs(settings(**changes))
+        pairs_of_documents(settings(**changes))

@@ -22,11 +22,12 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.hub.card import build_card, read_facts
-from neobert_hf.hub.doctor import FAIL, diagnose
+from neobert_hf.hub.diagnosis import FAIL, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.hub.model_folder import (
+    asking_the_hub,
     find_class,
     load_model,
     load_sentence_model,
@@ -85,19 +86,25 @@ class PublishSettings:
     dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})
 
 
-def main(args: list[str] | None = None) -> None:
-    options = {"positional": ("source", "repo_id"), "prog": "neobert-hf publish"}
-    (settings,) = parse_config(PublishSettings, args=args, **options)
+@recipe(positional=("source", "repo_id"))
+def publish(settings: PublishSettings) -> Result:
+    """Build a complete Hub repository from any checkpoint of this package, check it, and push it in one commit.
+
+    Only what belongs to the model is sent. `--dry_run` first shows what that is. A page of `neobert-hf export --space`
+    is sent as it is, as a static Space.
+
+    Returns:
+        The address of the commit or pull request, as `output`; None after a dry run.
+    """
     settings.package_url = settings.package_url or installed_from()
     check_request(settings)
     if is_page(Path(settings.source)):
-        send(local_folder(settings.source), "space", settings)
-        return
+        return Result(output=send(local_folder(settings.source), "space", settings))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(settings.output_dir or f"{temporary}/repository")
         with folder_lock(folder), atomic_folder(folder) as partial:
             build_folder(settings, partial)
-        send(folder, "model", settings)
+        return Result(output=send(folder, "model", settings))
 
 
 def is_page(folder: Path) -> bool:
@@ -133,7 +140,8 @@ def check_request(settings: PublishSettings) -> None:
             "The card has to say where others get this package: give the address of its source repository as "
             "`--package_url`, or write it into [project.urls] of pyproject.toml and install the package again."
         )
-    HfApi().whoami()
+    with asking_the_hub("Who you are"):
+        HfApi().whoami()
 
 
 def build_folder(settings: PublishSettings, folder: Path) -> None:
@@ -179,7 +187,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         raise ValueError(f"Nothing is sent: the check of {', '.join(failed)} failed.")
 
 
-def send(folder: Path, kind: str, settings: PublishSettings) -> None:
+def send(folder: Path, kind: str, settings: PublishSettings) -> str | None:
     """Print what a folder holds and, unless it is a dry run, send it in one commit and print the commit's address.
 
     Args:
@@ -196,22 +204,25 @@ def send(folder: Path, kind: str, settings: PublishSettings) -> None:
             print("A push deletes what an earlier model left there: weights, ONNX files, tokenizer, modules.")
         if kind == "model" and settings.package_url is None:
             print(f"In the card {PLACEHOLDER} stands for the address of this package: a push asks for `--package_url`.")
-        return
+        return None
     api = HfApi(library_name="neobert_hf")
-    # An existing repository stays as it is.
-    api.create_repo(
-        settings.repo_id,
-        private=not settings.public,
-        exist_ok=True,
-        repo_type=kind,
-        space_sdk="static" if kind == "space" else None,
-    )
-    commit = api.upload_folder(
-        repo_id=settings.repo_id,
-        repo_type=kind,
-        folder_path=folder,
-        create_pr=settings.pr,
-        commit_message="Publish with neobert_hf",
-        delete_patterns=STALE if kind == "model" else None,
-    )
-    print(commit.pr_url or commit.commit_url)
+    with asking_the_hub(f"The push to {settings.repo_id}"):
+        # An existing repository stays as it is.
+        api.create_repo(
+            settings.repo_id,
+            private=not settings.public,
+            exist_ok=True,
+            repo_type=kind,
+            space_sdk="static" if kind == "space" else None,
+        )
+        commit = api.upload_folder(
+            repo_id=settings.repo_id,
+            repo_type=kind,
+            folder_path=folder,
+            create_pr=settings.pr,
+            commit_message="Publish with neobert_hf",
+            delete_patterns=STALE if kind == "model" else None,
+        )
+    address = commit.pr_url or commit.commit_url
+    print(address)
+    return address

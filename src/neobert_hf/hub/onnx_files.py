@@ -1,18 +1,9 @@
-"""`neobert-hf export`: ONNX files in the folder layout that transformers.js reads, each checked before it is kept.
-
-    neobert-hf export runs/embeddings/model exported
-
-writes `onnx/model.onnx` (float32), `onnx/model_fp16.onnx`, `onnx/model_quantized.onnx` (int8) and, beside `onnx/`, the
-config, the tokenizer and, for an embedding model, the files that say how tokens are pooled. Linear layers after the
-pooling are part of the ONNX files: these output hidden states that have gone through the linear layers, and whose mean
-is the embedding. The server Text Embeddings Inference also takes the folder. `--space` writes a web page around these
-files (`space.py`), `--gguf` files for llama.cpp instead (`gguf.py`).
+"""ONNX files in the folder layout that transformers.js reads, each checked before it is kept.
 
 Optimum does not install with Transformers 5.23, so this uses `torch.onnx` directly. Sentence Transformers'
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,41 +13,15 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxruntime.quantization import quantize_dynamic
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from neobert_hf import (
-    NeoBERTForMaskedLM,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTModel,
-    NeoBERTPreTrainedModel,
-)
-from neobert_hf.common.files import atomic_folder, folder_lock, write_json
-from neobert_hf.common.settings import parse_config
+from neobert_hf import NeoBERTPreTrainedModel
+from neobert_hf.common.files import write_json
 from neobert_hf.cpu_neobert import row_scales
-from neobert_hf.hub.model_folder import (
-    find_class,
-    load_model,
-    load_sentence_model,
-    local_folder,
-    read_config,
-    read_json,
-    read_tokenizer,
-    sentence_class,
-)
+from neobert_hf.hub.exported_model import TASKS, Source, pooling_of, refuse
+from neobert_hf.hub.model_folder import read_json
 
-
-# Task names of `pipeline(...)` in Transformers and transformers.js, with the model class and its outputs.
-TASKS = {
-    "feature-extraction": (NeoBERTModel, ["last_hidden_state"]),
-    "fill-mask": (NeoBERTForMaskedLM, ["logits"]),
-    "text-classification": (NeoBERTForSequenceClassification, ["logits"]),
-    "token-classification": (NeoBERTForTokenClassification, ["logits"]),
-    "question-answering": (NeoBERTForQuestionAnswering, ["start_logits", "end_logits"]),
-}
 
 # The file names that transformers.js uses for its dtypes fp32, q8 and fp16. Float16 is written last, since it changes
 # the weights in place.
@@ -65,6 +30,8 @@ FILES = {"float32": "model.onnx", "int8": "model_quantized.onnx", "float16": "mo
 # error of 0.15 is a cosine of 0.99.
 LARGEST_ERROR = {"float32": 1e-5, "int8": 0.15, "float16": 0.01}
 OPSET = 18
+# A linear layer for each token and then one of these is the pooling and then the layer.
+POOLINGS = ("mean", "cls", "lasttoken")
 
 # Real text: special tokens and punctuation have the largest activations of a trained model.
 TEXTS = [
@@ -75,107 +42,14 @@ TEXTS = [
 ]
 
 
-@dataclass
-class ExportSettings:
-    """What is exported, and where to. For a Sentence Transformers model, the encoder is exported."""
-
-    path: str = field(metadata={"help": "checkpoint: a local folder or a Hub id", "path": "or Hub id"})
-    output_dir: str = field(metadata={"help": "folder to write; must not exist yet", "path": True})
-    task: str | None = field(
-        default=None, metadata={"choices": list(TASKS), "help": "the task of the checkpoint's class if unset"}
-    )
-    precisions: list[str] | None = field(
-        default=None, metadata={"choices": list(FILES), "help": "one or more; all if unset"}
-    )
-    gguf: bool = field(default=False, metadata={"help": "write files for llama.cpp and Ollama instead of ONNX files"})
-    space: bool = field(
-        default=False, metadata={"help": "write a web page around the model, in float16 if `precisions` is unset"}
-    )
-
-
-@dataclass
-class Source:
-    """What is exported.
-
-    Args:
-        model: of the task's class, in float32.
-        task: a key of `TASKS`.
-        tokenizer: the model's.
-        sentences: the Sentence Transformers model around the encoder, with mean pooling if the checkpoint is an encoder
-            alone; None for other tasks.
-    """
-
-    model: NeoBERTPreTrainedModel
-    task: str
-    tokenizer: PreTrainedTokenizerBase
-    sentences: SentenceTransformer | None
-
-
-def main(args: list[str] | None = None) -> None:
-    positional = ("path", "output_dir")
-    (settings,) = parse_config(ExportSettings, args=args, positional=positional, prog="neobert-hf export")
-    with folder_lock(settings.output_dir):
-        export(settings)
-    print(f"{settings.output_dir} is complete.")
-
-
-def export(settings: ExportSettings) -> None:
-    """Write a folder as the settings say, whole or not at all.
-
-    Raises:
-        ValueError: if the checkpoint cannot be exported as asked, or a file does not compute the same as PyTorch.
-    """
-    output = Path(settings.output_dir)
-    if output.exists():
-        raise ValueError(f"{output} exists already. Choose another folder, or delete this one if it is an old export.")
-    if settings.gguf and settings.space:
-        raise ValueError("The page of `--space` runs ONNX files: give `--gguf` or `--space`, each with its own folder.")
-    write = write_folder
-    if settings.gguf:
-        from neobert_hf.hub.gguf import write_gguf as write
-    elif settings.space:
-        from neobert_hf.hub.space import write_page as write
-    source = read_source(local_folder(settings.path), settings.task)
-    with atomic_folder(output) as partial:
-        write(source, partial, settings.precisions)
-
-
-def read_source(folder: Path, task: str | None = None) -> Source:
-    """Load a checkpoint.
-
-    Args:
-        task: that of the checkpoint's class if None.
-
-    Raises:
-        ValueError: if the task is unknown, the checkpoint lacks its head, or no graph can compute the model.
-    """
-    config = read_config(folder)
-    kind = config.model_type if config.model_type == "neobert_contextual" else sentence_class(folder)
-    if kind in ("neobert_contextual", "SparseEncoder", "MultiVectorEncoder"):
-        raise ValueError(f"{folder} is a {kind}, whose vectors no exported file computes: use Sentence Transformers.")
-    if task is None:
-        task = next((name for name, (cls, _) in TASKS.items() if cls is find_class(config)), None)
-    if task is None:
-        raise ValueError(f"{folder} holds a {config.architectures[0]}: give one of {', '.join(TASKS)} as `--task`.")
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type in ("dynamic", "longrope"):
-        raise ValueError(
-            f"{folder} has RoPE of type {rope_type!r}, which depends on the longest text of a batch and cannot be part "
-            "of a graph: use 'yarn' or 'linear'."
-        )
-    tokenizer = read_tokenizer(folder, config)
-    if task == "feature-extraction":
-        sentences = load_sentence_model(folder, torch.float32)
-        return Source(sentences[0].model.eval(), task, tokenizer, sentences)
-    model = load_model(TASKS[task][0], folder, dtype=torch.float32, attn_implementation="sdpa")
-    return Source(model, task, tokenizer, None)
-
-
-def write_folder(source: Source, folder: Path, precisions: list[str] | None = None) -> None:
+def write_folder(source: Source, folder: Path, precisions: list[str] | None = None) -> dict[str, float]:
     """Write all that onnxruntime, transformers.js and Text Embeddings Inference need into an empty folder.
 
     Args:
         precisions: all if None.
+
+    Returns:
+        How far each file is from PyTorch; see `LARGEST_ERROR`.
     """
     layers = linear_layers(source.sentences) if source.sentences else []
     module = ExportedModule(source.model, layers, TASKS[source.task][1]).eval()
@@ -188,38 +62,29 @@ def write_folder(source: Source, folder: Path, precisions: list[str] | None = No
     del config.auto_map  # It names files of code, which the folder does not hold.
     # Text Embeddings Inference asks for the second name of `max_length`.
     write_json(folder / "config.json", config.to_diff_dict() | {"max_position_embeddings": config.max_length})
-    write_onnx(module, check_batches(source), folder / "onnx", precisions)
+    return write_onnx(module, check_batches(source), folder / "onnx", precisions)
 
 
 # Embedding models
-
-
-def pooling_of(sentences: SentenceTransformer) -> str | tuple[str, ...]:
-    """The mode of the pooling; several modes are concatenated."""
-    return next(module.pooling_mode for module in sentences if isinstance(module, Pooling))
 
 
 def linear_layers(sentences: SentenceTransformer) -> list[Dense]:
     """The linear layers after the pooling, which the files compute before it.
 
     Raises:
-        ValueError: if that changes the embedding, or there is another module that users of the files would lack.
+        ValueError: if that changes the embedding, or programs that read the files do not know the pooling.
     """
-    layers = []
-    # A mean of states that have gone through a linear layer is the layer's output for the mean.
-    movable = pooling_of(sentences) in ("mean", "cls")
+    if (pooling := pooling_of(sentences)) not in POOLINGS:
+        refuse("The model", f"the pooling {pooling!r} in place of {', '.join(POOLINGS)}")
+    layers, movable = [], True
     for module in sentences:
         if isinstance(module, Normalize):
             # This scales every vector differently, so the layers after it cannot be moved before the pooling.
             movable = False
-        elif isinstance(module, Dense) and movable and is_square_and_linear(module):
+        elif isinstance(module, Dense):
+            if not movable or not is_square_and_linear(module):
+                refuse("The model", "a module Dense that is not square and linear, or lies behind a normalisation")
             layers.append(module)
-        elif not isinstance(module, (Transformer, Pooling)):
-            raise ValueError(
-                f"The model has a module {type(module).__name__}, which its embeddings would lack: ONNX files support "
-                "a pooling, square linear layers behind it, and a normalisation behind these. Use Sentence "
-                "Transformers for this model."
-            )
     return layers
 
 
@@ -245,8 +110,7 @@ def write_sentence_files(sentences: SentenceTransformer, layers: list[Dense], fo
     keys = {
         "pooling_mode_cls_token": mode == "cls",
         "pooling_mode_mean_tokens": mode == "mean",
-        "pooling_mode_max_tokens": mode == "max",
-        "pooling_mode_mean_sqrt_len_tokens": mode == "mean_sqrt_len_tokens",
+        "pooling_mode_lasttoken": mode == "lasttoken",
     }
     write_json(file, read_json(file) | keys)
 
@@ -278,7 +142,7 @@ class ExportedModule(nn.Module):
 
 def write_onnx(
     module: ExportedModule, batches: list[dict[str, torch.Tensor]], folder: Path, precisions: list[str] | None = None
-) -> None:
+) -> dict[str, float]:
     """Write and check the ONNX files. Afterwards the module is in float16 if that was one of the precisions.
 
     Args:
@@ -286,10 +150,14 @@ def write_onnx(
         batches: from `check_batches`.
         precisions: all if None.
 
+    Returns:
+        As `write_folder`.
+
     Raises:
         ValueError: if a file does not compute the same as PyTorch.
     """
     folder.mkdir()
+    errors = {}
     with torch.no_grad():
         expected = [[output.numpy() for output in module(**batch)] for batch in batches]
     for precision, name in FILES.items():
@@ -300,7 +168,7 @@ def write_onnx(
             save_quantized(module, batches[0], file)
         else:
             onnx_ir.save(trace(module.half() if precision == "float16" else module, batches[0]), file)
-        error = measure_error(file, batches, expected)
+        error = errors[name] = measure_error(file, batches, expected)
         if not error <= LARGEST_ERROR[precision]:  # NaN is too large.
             raise ValueError(
                 f"{name} ({precision}) differs from PyTorch by {error:.1e} of the outputs' norm; at most "
@@ -308,6 +176,7 @@ def write_onnx(
                 f"{precision} with `--precisions`."
             )
         print(f"{name}: differs from PyTorch by {error:.1e} of the outputs' norm", flush=True)
+    return errors
 
 
 def trace(module: ExportedModule, batch: dict[str, torch.Tensor]) -> onnx_ir.Model:

@@ -11,7 +11,7 @@ import torch
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from neobert_hf import NeoBERTForMaskedLM, contextual_neobert, modeling_neobert
-from neobert_hf.common.settings import parse_config
+from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, TEXT, compare_outputs
 from neobert_hf.hub.model_folder import (
     find_class,
@@ -53,14 +53,22 @@ class Finding:
         return f"{self.status:<5} {self.check:<22} {self.text}"
 
 
-def main(args: list[str] | None = None) -> int:
-    """Print all findings; the exit status is 1 if a check failed."""
-    (settings,) = parse_config(DoctorSettings, args=args, positional=("path",), prog="neobert-hf doctor")
+@recipe(positional=("path",))
+def doctor(settings: DoctorSettings) -> Result:
+    """Check whether a model's folder is healthy, and print a line for each check.
+
+    Returns:
+        The findings, as `output`.
+
+    Raises:
+        ValueError: if a check failed, so that the command ends with status 1.
+    """
     findings = diagnose(local_folder(settings.path))
-    print(*findings, sep="\n")
-    failed = sum(finding.status == FAIL for finding in findings)
-    print(f"{failed} of {len(findings)} checks failed." if failed else "Healthy.", flush=True)
-    return int(failed > 0)
+    print(*findings, sep="\n", flush=True)
+    if failed := [finding.check for finding in findings if finding.status == FAIL]:
+        raise ValueError(f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}.")
+    print("Healthy.", flush=True)
+    return Result(output=findings)
 
 
 def diagnose(folder: Path) -> list[Finding]:
@@ -86,7 +94,8 @@ def check_config(folder: Path) -> str:
     positions = "learned positions"
     if config.rope:
         positions = f"RoPE {config.rope_parameters['rope_type']}, theta {config.rope_parameters['rope_theta']:,g}"
-    size = f"{config.num_hidden_layers} layers x {config.hidden_size}"
+    count = config.num_hidden_layers
+    size = f"{count} {'layer' if count == 1 else 'layers'} x {config.hidden_size}"
     if config.model_type == "neobert_contextual":
         size = f"two stages of {size}, {config.context_size:,} documents in a context"
     return f"{size}, {find_class(config).__name__}, {config.max_length:,} tokens, {positions}"

@@ -31,12 +31,14 @@ class Hit:
 
     Args:
         score: the cosine of the angle between its vector and the query's, plus, in a hybrid search, what its words add.
+        number, count: see `Passage`.
     """
 
     score: float
     source: str
     document: str
     number: int
+    count: int
     text: str
 
 
@@ -55,6 +57,14 @@ class VectorIndex(ABC):
     @abstractmethod
     def sources(self) -> list[str]:
         """The names of all sources that documents are from, sorted."""
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether no passage can be found."""
+
+    def is_unfinished(self) -> bool:
+        """Whether something waits for `commit`: indexing was interrupted, or is going on."""
+        return False
 
     @abstractmethod
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
@@ -79,6 +89,20 @@ class VectorIndex(ABC):
     @abstractmethod
     def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
         """The passages that share words with a text, best first: each as `search` returns it, with its BM25."""
+
+    def find(
+        self, text: str, vector: np.ndarray, limit: int, keyword_weight: float = 0.0, every_passage: bool = False
+    ) -> list[Hit]:
+        """What `search_hybrid` finds; of each document the best passage only, unless `every_passage`."""
+        wanted = limit
+        while True:
+            hits = self.search_hybrid(text, vector, wanted, keyword_weight)
+            best: dict[tuple, Hit] = {}
+            for hit in hits:
+                best.setdefault((hit.source, hit.document, hit.number if every_passage else None), hit)
+            if len(best) >= limit or len(hits) < wanted:
+                return list(best.values())[:limit]
+            wanted *= 4
 
     def search_hybrid(self, text: str, vector: np.ndarray, limit: int, keyword_weight: float) -> list[Hit]:
         """The passages whose vectors are near and that share words with the query, best first.

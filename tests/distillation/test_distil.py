@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from neobert_hf import distillation
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data.sources import stream_text
 from neobert_hf.distillation import teacher
@@ -98,6 +99,16 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(students, teachers
         assert cosines.diagonal().mean() > cosines.mean() + 0.3
 
 
+def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(students, teachers, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "TEXTS_OF_FILE", 100)
+    texts = [{"text": text} for text in stream_text(str(corpus / "train.jsonl"), "text")]
+    result = distillation.distil(teacher=teachers["normalised"], texts=texts, output_dir=tmp_path / "run", **SMALL)
+    assert_same_weights(tmp_path / "run", students["normalised"])
+    log = json.loads((students["normalised"] / "log.json").read_text())
+    assert result.model == tmp_path / "run" / "model"
+    assert result.before == {"cosine": log[0]["eval_cosine"]} and result.scores["cosine"] > result.before["cosine"]
+
+
 def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):
     flags = {"teacher": ROOT / "models" / "distilled", "texts": corpus / "train.jsonl", "output_dir": tmp_path / "run"}
     load_example("distil").main(to_flags(flags | {"passages": 300, "use_cpu": True}))
@@ -109,11 +120,13 @@ def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):
 
 def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
     model = teacher.load_teacher(str(teachers["free"]), torch.device("cpu"))
-    texts = [teacher.Text(words, is_query) for words in ("sort a list", "a dictionary") for is_query in (True, False)]
-    answers = teacher.ask_teacher(model, "", texts, tmp_path)
-    wanted = [("what is " if text.is_query else "text ") + text.words for text in texts]
+    texts = [
+        teacher.Text(content, is_query) for content in ("sort a list", "a dictionary") for is_query in (True, False)
+    ]
+    targets = teacher.compute_targets(model, "", texts, tmp_path)
+    wanted = [("what is " if text.is_query else "text ") + text.content for text in texts]
     for number, vector in enumerate(model.encode(wanted, convert_to_tensor=True)):
-        assert F.cosine_similarity(answers[number][2], vector.float(), dim=0) > 0.999
+        assert F.cosine_similarity(targets[number][2], vector.float(), dim=0) > 0.999
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):

@@ -17,11 +17,11 @@ from neobert_hf.common.settings import parse_config
 from neobert_hf.contextual import clusters
 from neobert_hf.contextual.clusters import ClusterBatchSampler, find_clusters
 from neobert_hf.contextual.model import build_contextual_encoder
+from neobert_hf.contextual.recipe import ContextualSettings
 from neobert_hf.contextual.training import ContextualCollator, ContextualLoss, mean_cosine
 from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.datasets import read_descriptions
 from tests.helpers.embedding_runs import load, losses_of, run
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
 
 
@@ -228,7 +228,7 @@ def test_a_run_leaves_a_contextual_model_and_goes_on_with_its_clusters_only(sett
 def test_both_phases_of_the_paper_are_three_epochs(name, pairs, datasets):
     """Appendix G.2."""
     flags = ["--config", str(ROOT / "configs" / "embeddings" / f"{name}.yaml"), "--model", "m", "--use_cpu", "true"]
-    kind = load_example("train_contextual").ContextualArguments
+    kind = ContextualSettings
     settings, arguments = parse_config(kind, EmbeddingArguments, args=[*flags, "--bf16", "false"])
     assert settings.context_size == settings.max_length == arguments.per_device_train_batch_size == 512
     assert arguments.max_steps == pytest.approx(3 * pairs / 512, rel=1e-3)
