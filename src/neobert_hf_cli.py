@@ -50,7 +50,7 @@ COMMANDS = {
         "pseudo_perplexity": ("evaluation.pseudo_perplexity", "eval", "pseudo-perplexity against length"),
     },
     "Checkpoints and the Hub": {
-        "convert": ("hub.conversion", "train", "convert checkpoints of the original project, and back"),
+        "convert": ("hub.conversion", "", "convert checkpoints of the original project, and back"),
         "doctor": ("hub.diagnosis", "embed", "check whether a checkpoint is healthy"),
         "export": ("hub.exporting", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
         "publish": ("hub.publishing", "embed", "build a complete Hub repository, check it and push it"),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from neobert_hf.common.paths import PACKAGE
 from neobert_hf.common.recipe import recipe
 from neobert_hf.common.settings import SettingsParser, help_text, parse_config
+from neobert_hf.evaluation.mteb.recipe import MTEBSettings
 from neobert_hf.training.fine_tuning import FineTuningArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -156,3 +158,14 @@ def test_keywords_are_settings_as_flags_are(tmp_path):
         called(stepz=5, rate=1, output="x")
     with pytest.raises(TypeError, match=r"greet\(\) needs `rate` and `output`"):
         called(steps=5)
+
+
+def test_configurations_of_the_package_are_found_by_name_and_write_into_the_current_folder(tmp_path, monkeypatch):
+    """Where there is no clone; what they name beside them stays in the package."""
+    monkeypatch.chdir(tmp_path)
+    (settings,) = parse_config(MTEBSettings, args=["--config", "mteb/local.yaml", "--model", "mine"])
+    tasks = PACKAGE / "configs" / "mteb" / "local_tasks.yaml"
+    assert (settings.output_dir, settings.local_tasks) == ("runs/mteb_local", str(tasks))
+    (tmp_path / "mine.yaml").write_text("extends: mteb/local.yaml\nname: mine")
+    (again,) = parse_config(MTEBSettings, args=["--config", "mine.yaml", "--model", "mine"])
+    assert (again.output_dir, again.local_tasks, again.name) == ("runs/mteb_local", str(tasks), "mine")

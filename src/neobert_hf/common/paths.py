@@ -48,14 +48,16 @@ def looks_like_path(name: str) -> bool:
 def beside_file(file: str | Path, name: str, or_id: bool) -> str:
     """The path that a YAML file gives, which is relative to that file whatever the current folder is; a URL as it is.
 
+    A path that leads out of the package's own configurations, such as `../../runs`, is relative to the current folder,
+    as in a clone, where these files lie in `configs/`.
+
     Args:
         or_id: whether it may also be a Hub id; it is taken for one if nothing of that name exists beside the file.
     """
     if not name or "://" in name or os.path.isabs(os.path.expanduser(name)):
         return os.path.expanduser(name)
     path = os.path.normpath(os.path.join(os.path.dirname(file), name))
-    if Path(path).is_relative_to(PACKAGE) and not Path(path).is_relative_to(PACKAGE / "configs"):
-        # The package's own configurations name data and outputs as they lie in a clone, beside `configs`.
+    if Path(file).is_relative_to(PACKAGE) and not Path(path).is_relative_to(PACKAGE / "configs"):
         path = os.path.relpath(path, PACKAGE)
     return name if or_id and can_be_id(name) and not glob.glob(path) else path
 

@@ -144,7 +144,8 @@ def settings_of_keywords(kinds: Sequence[type], given: dict[str, Any], recipe: s
     file = given.get("config") if "config" not in known else None
     given = {name: value for name, value in given.items() if name in known}
     values = SettingsParser(kinds).read_config(str(file)) if file else {}
-    values |= {name: _as_declared(known[name], value) for name, value in given.items()}
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    values |= {name: _as_declared(hints[name], value) for name, value in given.items()}
     if missing := [name for name, setting in known.items() if _is_needed(setting) and name not in values]:
         raise TypeError(f"{recipe}() needs {' and '.join(f'`{name}`' for name in missing)}.")
     of_kinds = ({one.name for one in fields(kind)} for kind in kinds)
@@ -189,11 +190,13 @@ def _is_needed(setting: Field) -> bool:
     return setting.default is MISSING and setting.default_factory is MISSING
 
 
-def _as_declared(setting: Field, value: Any) -> Any:
-    """A path as text, and one value of a setting that takes several as a list of it, as a command line has them."""
-    value = str(value) if isinstance(value, Path) else value
-    several = get_origin(setting.type) is list and not isinstance(value, (list, tuple))
-    return [value] if several and value is not None else value
+def _as_declared(hint: Any, value: Any) -> Any:
+    """Paths as texts, and one value of a setting that takes several as a list of it, as a command line has them."""
+    takes_several = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
+    if value is None or not takes_several:
+        return str(value) if isinstance(value, Path) else value
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [str(one) if isinstance(one, Path) else one for one in values]
 
 
 def help_text(kinds: Sequence[type], everything: bool = False) -> str:
@@ -304,11 +307,16 @@ def read_yaml(path: str | Path, setting: str = "config") -> dict[str, Any]:
 
 
 def read_extended(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first."""
+    """Path and keys, without `extends`, of a YAML file and of those that it extends, the farthest ancestor first.
+
+    A file that is extended lies beside the other one, or else it is one of the package's configurations.
+    """
     content = read_yaml(path)
     if "extends" not in content:
         return [(path, content)]
-    parent = os.path.join(os.path.dirname(path), str(content.pop("extends")))
+    name = str(content.pop("extends"))
+    beside, own = os.path.join(os.path.dirname(path), name), find_config(name)
+    parent = own if os.path.exists(own) and not os.path.exists(beside) else beside
     return [*read_extended(parent), (path, content)]
 
 

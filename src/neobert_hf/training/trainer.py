@@ -293,6 +293,11 @@ class ResumableTrainer(Trainer):
         """
         return step_of(checkpoint) == self.args.max_steps or read_progress(checkpoint).stopped_early
 
+    def training_step(self, model, *args, **kwargs):
+        # A compiled model shares its layers with this one, but is another module; losses and logs look at this one.
+        self.model.train()
+        return super().training_step(model, *args, **kwargs)
+
     def save_whole(self, folder: Path) -> None:
         """Write the model to a temporary folder and rename it, so that `folder` never holds an incomplete model."""
         if self.is_fsdp_enabled:
