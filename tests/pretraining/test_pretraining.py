@@ -168,6 +168,12 @@ def test_corpora_of_two_tokenizers_do_not_mix(flags, prepared, tmp_path):
         pretrain.main(flags(train_data=other, validation_data=prepared / "validation"))
 
 
+def losses(folder) -> list[tuple[int, float]]:
+    """Step and loss of every entry of the log, but for evaluations."""
+    log = json.loads((folder / "log.json").read_text())
+    return [(entry["step"], entry.get("loss")) for entry in log if "eval_loss" not in entry]
+
+
 def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags, finished, tmp_path, monkeypatch):
     interrupted_copy(finished, tmp_path / "run", after=6)
     may_change = {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
@@ -184,6 +190,7 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         pretrain.main(flags())
         assert len(read) == steps * 4
         assert_same_weights(tmp_path / "run", finished)
+        assert losses(tmp_path / "run") == losses(finished)
 
 
 def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch):

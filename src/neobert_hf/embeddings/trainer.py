@@ -136,7 +136,7 @@ class MixtureTrainer(ResumableTrainer):
             merge_adapters(self.model.transformers_model)
         self.save_whole(output / "model")
         if self.is_world_process_zero():
-            write_json(output / "log.json", self.log_without_timings())
+            write_json(output / "log.json", self.measured())
             print(f"{output / 'model'}{self.describe_scores()}; the log is {output / 'log.json'}", flush=True)
         return Result(output / "model", self.scores_after(self.args.max_steps), before=self.scores_after(0))
 
