@@ -69,7 +69,24 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
             raise ValueError(f"{settings.data} has no split 'train', only {', '.join(found)}.")
     for split, source in given.items():
         splits[split] = list(read_rows(source, readers=readers))
+    splits = {split: [from_label_studio(row) for row in rows] for split, rows in splits.items()}
     return {split: splits[split] for split in SPLITS if split in splits and (split != "test" or settings.score_test)}
+
+
+def from_label_studio(row: Row) -> Row:
+    """A row of a full export of Label Studio as its data, with the first annotation in `label`; others as they are.
+
+    These are the names of classes, or spans of a text.
+    """
+    if not {"data", "annotations"} <= row.cells.keys():
+        return row
+    done = [each for each in row.cells["annotations"] if not each.get("was_cancelled")]
+    if not done:
+        raise ValueError(f"{row.place} has no annotation: annotate it in Label Studio, or leave it out of the export.")
+    found = [each["value"] for each in done[0]["result"]]
+    choices = [name for each in found for name in each.get("choices", [])]
+    spans = [each for each in found if "start" in each]
+    return Row(row.source, row.index, row.cells["data"] | {"label": choices or spans})
 
 
 def is_local(source: str) -> bool:
@@ -181,6 +198,21 @@ def choose_column(found: list[str], given: str | None, guesses: Sequence[str], s
         if name in lowered:
             return lowered[name]
     raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(map(repr, found))}. None has a usual name.")
+
+
+def check_columns(splits: Splits, columns: Mapping[str, str]) -> None:
+    """Refuse splits whose files call a column otherwise than the training file.
+
+    Args:
+        columns: the chosen columns, each with the setting that names it.
+    """
+    for rows in splits.values():
+        for column, setting in columns.items():
+            if column not in rows[0].cells:
+                raise ValueError(
+                    f"{rows[0].place} has no column {column!r}, which is the `{setting}` of the training rows; it has "
+                    f"{', '.join(map(repr, rows[0].cells))}. Rename one of these."
+                )
 
 
 def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:
