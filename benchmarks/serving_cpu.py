@@ -22,7 +22,7 @@ from runner import BLUE, GREEN, GREY, ORANGE, ROOT, Settings, medians, new_figur
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.hub.export import ExportSettings, export
+from neobert_hf.hub import export
 
 
 Engine = Callable[[torch.Tensor, torch.Tensor], np.ndarray]
@@ -63,7 +63,7 @@ def make_model(folder: Path) -> None:
     NeoBERTModel(NeoBERTConfig(**sizes)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     files = {"path": str(folder / "model"), "output_dir": str(folder / "exported")}
-    export(ExportSettings(**files, task="feature-extraction", precisions=["float32", "int8"]))
+    export(**files, task="feature-extraction", precisions=["float32", "int8"])
 
 
 def of_torch(folder: Path, dtype: torch.dtype, **prepared: bool) -> Engine:

@@ -14,31 +14,8 @@ the same command again: at most one batch is lost, and no position is scored twi
 only models with the same tokenizer: another tokenizer divides a text into other tokens.
 """
 
-from pathlib import Path
-
-import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.common.run import output_folder
-from neobert_hf.common.script_errors import run_script
-from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.pseudo_perplexity import PseudoPerplexityArguments, check_models, score_models, write_report
-
-
-def main(args: list[str] | None = None) -> None:
-    # 1. Settings and models, which are checked before anything is scored
-    (settings,) = parse_config(PseudoPerplexityArguments, args=args)
-    writes = (*settings.paths, "scores.parquet", "pseudo_perplexity.md", "pseudo_perplexity.png")
-    inputs, sources = {"models": list(settings.paths.values())}, {"source": settings.source}
-    with output_folder(settings.output_dir, "pseudo_perplexity.py", writes, inputs, sources):
-        check_models(settings)
-
-        # 2. Losses, continuing where an earlier run ended
-        scores = score_models(settings)
-
-        # 3. Scores, table and plot
-        output = Path(settings.output_dir)
-        print(write_report(output, scores))
-        print(f"{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png")
+from neobert_hf_cli import run
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run("pseudo_perplexity")

@@ -34,7 +34,7 @@ COMMANDS = {
         "train_sparse_encoder": ("embeddings.sparse", "embed", "train a sparse encoder (SPLADE)"),
         "train_multi_vector_encoder": ("embeddings.multi_vector", "embed", "train a late-interaction model (ColBERT)"),
         "train_reranker": ("embeddings.reranker", "embed", "train a reranker (cross-encoder)"),
-        "train_contextual": ("contextual.training", "eval", "train contextual document embeddings (CDE)"),
+        "train_contextual": ("contextual.recipe", "eval", "train contextual document embeddings (CDE)"),
         "distil": ("distillation.recipe", "embed", "make a small model of a large one"),
         "embed": ("embeddings.corpus", "embed", "store the vectors of a corpus"),
     },
@@ -50,10 +50,10 @@ COMMANDS = {
         "pseudo_perplexity": ("evaluation.pseudo_perplexity", "eval", "pseudo-perplexity against length"),
     },
     "Checkpoints and the Hub": {
-        "convert": ("hub.convert", "train", "convert checkpoints of the original project, and back"),
-        "doctor": ("hub.doctor", "embed", "check whether a checkpoint is healthy"),
-        "export": ("hub.export", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
-        "publish": ("hub.publish", "embed", "build a complete Hub repository, check it and push it"),
+        "convert": ("hub.conversion", "", "convert checkpoints of the original project, and back"),
+        "doctor": ("hub.diagnosis", "embed", "check whether a checkpoint is healthy"),
+        "export": ("hub.exporting", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
+        "publish": ("hub.publishing", "embed", "build a complete Hub repository, check it and push it"),
     },
 }
 PLACES = {name: place for group in COMMANDS.values() for name, place in group.items()}
@@ -102,7 +102,8 @@ def run(command: str, args: list[str] | None = None) -> None:
         _end(status if isinstance(status, int) else 0)
     except KeyboardInterrupt as stopped:
         # Trainings save a checkpoint first. What the others have finished stays.
-        print("Stopped: the same command goes on with what is left.", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(str(stopped) or "Stopped: the same command goes on with what is left.", file=sys.stderr)
         _end(128 + getattr(stopped, "signal", signal.SIGINT))
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         place = Path(extract_tb(error.__traceback__)[-1].filename).resolve()

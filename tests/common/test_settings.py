@@ -2,11 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from neobert_hf.common.paths import PACKAGE
 from neobert_hf.common.recipe import recipe
 from neobert_hf.common.settings import SettingsParser, help_text, parse_config
+from neobert_hf.evaluation.mteb.recipe import MTEBSettings
 from neobert_hf.training.fine_tuning import FineTuningArguments
 from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT
@@ -70,6 +73,13 @@ class Paths:
     several: list[str] | None = field(default=None, metadata={"path": True})
 
 
+def test_a_shipped_config_writes_where_one_stands(tmp_path, monkeypatch):
+    """Wherever the package is installed; and it finds what lies beside it."""
+    monkeypatch.chdir(tmp_path)
+    found = SettingsParser(load_example("train_contextual").kinds).read_config("embeddings/contextual_small.yaml")
+    assert found["output_dir"].startswith("runs/") and Path(found["datasets"]).is_file()
+
+
 def test_paths_of_a_file_are_relative_to_it_and_those_of_flags_to_where_one_stands(tmp_path, monkeypatch):
     for folder in ("a/b", "a/model", "here/own"):
         (tmp_path / folder).mkdir(parents=True)
@@ -92,7 +102,7 @@ CONFIGS = [
     (line.removeprefix("# For examples/").removesuffix(".py."), file)
     for file in sorted((ROOT / "configs").rglob("*.yaml"))
     for line in file.read_text().splitlines()[:1]
-    if line.startswith("# For examples/")
+    if line.startswith("# For examples/") and "demo.py" not in line
 ]
 
 
@@ -122,7 +132,7 @@ def test_the_help_has_each_setting_once_and_the_needed_ones_first():
         assert ("adam_beta1" in names) == everything
         # This recipe refuses them.
         assert not {"save_steps", "eval_strategy", "resume_from_checkpoint"} & set(names)
-    assert "None" not in found and "How large it is:" in found
+    assert "(None)" not in found and "How large it is:" in found
 
 
 def greet(settings: Settings, paths: Paths) -> tuple:
@@ -142,3 +152,14 @@ def test_keywords_are_settings_as_flags_are(tmp_path):
         called(stepz=5, rate=1, output="x")
     with pytest.raises(TypeError, match=r"greet\(\) needs `rate` and `output`"):
         called(steps=5)
+
+
+def test_configurations_of_the_package_are_found_by_name_and_write_into_the_current_folder(tmp_path, monkeypatch):
+    """Where there is no clone; what they name beside them stays in the package."""
+    monkeypatch.chdir(tmp_path)
+    (settings,) = parse_config(MTEBSettings, args=["--config", "mteb/local.yaml", "--model", "mine"])
+    tasks = PACKAGE / "configs" / "mteb" / "local_tasks.yaml"
+    assert (settings.output_dir, settings.local_tasks) == ("runs/mteb_local", str(tasks))
+    (tmp_path / "mine.yaml").write_text("extends: mteb/local.yaml\nname: mine")
+    (again,) = parse_config(MTEBSettings, args=["--config", "mine.yaml", "--model", "mine"])
+    assert (again.output_dir, again.local_tasks, again.name) == ("runs/mteb_local", str(tasks), "mine")

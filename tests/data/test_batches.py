@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
-from neobert_hf.data.documents import Documents
+from neobert_hf.data.documents import PreparedDocuments
 from tests.helpers.shards import write_folder
 
 
@@ -31,7 +31,7 @@ def folder_of(tmp_path):
 def sampler(folder_of):
     def plan(shards=SHARDS, seed=0, **changes) -> MLMBatchSampler:
         settings = {"max_length": 128, "micro_batch_tokens": 512, "shuffle_shards": 2} | changes
-        documents = Documents([folder_of(LENGTHS, shards)], 128)
+        documents = PreparedDocuments([folder_of(LENGTHS, shards)], 128)
         return MLMBatchSampler(documents, DataArguments(["unused"], **settings), seed)
 
     return plan
@@ -83,7 +83,7 @@ def test_each_folder_has_its_share_and_its_subsets(folder_of):
     shares = data.train_folders()
     assert list(shares) == ["domain", "general"] and list(shares.values()) == pytest.approx([2 / 3, 1 / 3])
     folders = [folder_of(LENGTHS[:600], SHARDS[:3]), folder_of(LENGTHS[600:], SHARDS[3:])]
-    batches = list(islice(MLMBatchSampler(Documents(folders, 128), data, shares=list(shares.values())), 2000))
+    batches = list(islice(MLMBatchSampler(PreparedDocuments(folders, 128), data, shares=list(shares.values())), 2000))
     subsets = [keys[0].subset for keys in batches]
     assert all({key.row >= 600 for key in keys} == {keys[0].subset >= 2} for keys in batches)
     assert all(LENGTHS[key.row] >= 100 for keys in batches for key in keys if key.subset in (1, 3))
@@ -116,7 +116,7 @@ def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
     tokenizer = AutoTokenizer.from_pretrained(prepared / "tokenizer")
     texts = [json.loads(line)["text"] for line in (prepared / "train.jsonl").read_text().splitlines()]
     for max_length in (16, 4096):
-        documents = Documents([prepared / "train"], max_length)
+        documents = PreparedDocuments([prepared / "train"], max_length)
         for row in (0, 7, 499):
             expected = tokenizer(texts[row], truncation=True, max_length=max_length)["input_ids"]
             assert documents[row].tolist() == expected
@@ -126,7 +126,7 @@ def test_documents_are_cut_as_the_tokenizer_cuts(prepared):
 def test_held_out_documents_count_once(folder_of, world_size):
     counted, rounds = [], set()
     for rank in range(world_size):
-        held_out = HeldOutBatchSampler(Documents([folder_of()], 128), 512, rank, world_size)
+        held_out = HeldOutBatchSampler(PreparedDocuments([folder_of()], 128), 512, rank, world_size)
         rounds.add(len(list(held_out)))
         counted += [key.row for number, keys in enumerate(held_out) if not held_out.is_repeat(number) for key in keys]
     assert sorted(counted) == list(range(1000))

@@ -6,7 +6,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from neobert_hf.data.documents import KEPT_OPEN, Documents
+from neobert_hf.data.documents import KEPT_OPEN, PreparedDocuments
 from neobert_hf.data.shards import read_manifest
 from tests.helpers.shards import write_folder
 
@@ -35,7 +35,7 @@ def url(folder, tmp_path, copies) -> str:
 
 
 def test_what_is_read_is_what_was_written(folder):
-    documents = Documents([folder, folder])
+    documents = PreparedDocuments([folder, folder])
     assert [ids.tolist() for ids in documents] == 2 * ROWS
     assert np.concatenate([documents.lengths(shard) for shard in range(10)]).tolist() == [len(row) for row in 2 * ROWS]
     assert documents[0].dtype == np.int64 and documents.shards_in_folder == [5, 5]
@@ -47,7 +47,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path):
     manifest = read_manifest(folder)
     (folder / "shard-00001.arrow").unlink()
     with pytest.raises(FileNotFoundError, match="shard-00001.arrow"):
-        Documents([folder])
+        PreparedDocuments([folder])
     manifest.finished = False
     manifest.save(folder)
     with pytest.raises(ValueError, match="is not finished"):
@@ -60,7 +60,7 @@ def test_a_shard_that_is_not_what_was_prepared_is_named(folder, tmp_path, damage
     other = write_folder(tmp_path / "other", [[1, 2]] * 60, SIZES) / shard.name
     content = {"of another folder": other.read_bytes(), "half": shard.read_bytes()[:-700], "empty": b""}[damage]
     shard.write_bytes(content)
-    documents = Documents([folder])
+    documents = PreparedDocuments([folder])
     documents[20]
     with pytest.raises(ValueError, match=shard.name):
         documents[21]
@@ -69,14 +69,14 @@ def test_a_shard_that_is_not_what_was_prepared_is_named(folder, tmp_path, damage
 def test_few_shards_are_mapped(tmp_path):
     """65,286 would be more than Linux lets a process map."""
     count = 2 * KEPT_OPEN
-    documents = Documents([write_folder(tmp_path / "many", [[1, 2]] * count, [1] * count)])
+    documents = PreparedDocuments([write_folder(tmp_path / "many", [[1, 2]] * count, [1] * count)])
     assert all(ids.tolist() == [1, 2] for ids in documents)
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/many/shard" in line}
     assert 0 < len(mapped) <= KEPT_OPEN
 
 
 def test_a_shard_at_a_url_is_copied_once_when_it_is_first_used(url, copies):
-    documents = Documents([url])
+    documents = PreparedDocuments([url])
     lengths = [documents.lengths(shard) for shard in range(len(SIZES))]
     assert np.concatenate(lengths).tolist() == [len(row) for row in ROWS] and not list(copies.glob("*.arrow"))
     documents[20]
@@ -84,11 +84,11 @@ def test_a_shard_at_a_url_is_copied_once_when_it_is_first_used(url, copies):
     assert [ids.tolist() for ids in documents] == ROWS
     # Whoever comes later needs no other copy.
     fsspec.filesystem("memory").pipe(f"{url}/shard-00000.arrow", b"")
-    assert [ids.tolist() for ids in Documents([url])] == ROWS
+    assert [ids.tolist() for ids in PreparedDocuments([url])] == ROWS
 
 
 def test_copies_have_a_limit(url, copies, folder):
     most = int(2.5 * (folder / "shard-00000.arrow").stat().st_size)
     for _ in range(2):
-        assert [ids.tolist() for ids in Documents([url], cache_gb=most / 1e9)] == ROWS
+        assert [ids.tolist() for ids in PreparedDocuments([url], cache_gb=most / 1e9)] == ROWS
         assert sum(file.stat().st_size for file in copies.iterdir()) <= most

@@ -6,15 +6,16 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from neobert_hf.common.run import SettingsMismatch
-from neobert_hf.data import preparing, tables
-from neobert_hf.data.documents import Documents
-from neobert_hf.data.shards import load_tokenizer, read_manifest
+from neobert_hf.data import preparing, sources
+from neobert_hf.data.documents import PreparedDocuments
+from neobert_hf.data.shards import prepared_tokenizer, read_manifest
 from tests.helpers.examples import load_example
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -53,7 +54,7 @@ def prepare(source, tokenizer, output, *flags: str) -> Path:
 
 
 def ids_in(folder) -> list[list[int]]:
-    return [ids.tolist() for ids in Documents([folder])]
+    return [ids.tolist() for ids in PreparedDocuments([folder])]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -74,7 +75,7 @@ def test_shards_hold_what_the_tokenizer_makes_of_each_text(source, tokenizer, tm
     counts |= {"too_short": 300 - len(expected), "other_part": 0, "tokens_1024": 0, "tokens_2048": 0}
     assert manifest.counts == counts and counts["too_short"] >= 2
     assert manifest.vocab_size == len(plain)
-    saved = load_tokenizer(output)
+    saved = prepared_tokenizer(output)
     assert saved.model_max_length == 128 and saved.model_input_names == ["input_ids", "attention_mask"]
 
 
@@ -112,6 +113,20 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizer, tmp_path, mon
     assert content(prepare(*arguments)) == expected
 
 
+def test_a_table_in_memory_becomes_the_shards_of_its_file(source, tokenizer, tmp_path):
+    """Interrupted workers and other processes read it, too."""
+    expected = prepare(source, tokenizer, tmp_path / "file", "--documents_per_shard", "70")
+    frame = pd.DataFrame({"text": read_jsonl(source)})
+    settings = {"tokenizer": tokenizer, "max_length": 128, "documents_per_shard": 70}
+    for _ in range(2):
+        result = prepare_data(source=frame, output_dir=tmp_path / "table", **settings)
+    shards = {name: data for name, data in content(expected).items() if name.startswith("shard-")}
+    assert {name: data for name, data in content(tmp_path / "table").items() if name.startswith("shard-")} == shards
+    assert result.output == str(tmp_path / "table")
+    with pytest.raises(SettingsMismatch, match="bytes: "):
+        prepare_data(source=frame[:200], output_dir=tmp_path / "table", **settings)
+
+
 def test_each_row_that_is_chosen_is_held_out_or_trained_on(source, tokenizer, tmp_path):
     flags = ("--documents_per_shard", "40", "--skip_documents", "10", "--max_documents", "200")
     held_out = ("--held_out_share", "0.2", "--part")
@@ -130,7 +145,7 @@ def test_a_dataset_of_the_hub_is_read_file_by_file(source, tokenizer, tmp_path, 
     (tmp_path / "dataset" / "test.csv").write_text("text\none\ntwo\n")
     files = {"train": [str(tmp_path / "dataset" / "train.jsonl")], "test": [str(tmp_path / "dataset" / "test.csv")]}
     builder = SimpleNamespace(config=SimpleNamespace(data_files=files))
-    monkeypatch.setattr(tables, "load_dataset_builder", lambda source, subset: builder)
+    monkeypatch.setattr(sources, "load_dataset_builder", lambda source, subset: builder)
     output = prepare("owner/name", tokenizer, tmp_path / "out")
     assert read_manifest(output).counts["read"] == 300
     with pytest.raises(ValueError, match="test.csv"):
@@ -208,7 +223,7 @@ def test_llamas_tokenizer_gets_what_masked_language_modelling_needs(source, tmp_
     with pytest.raises(ValueError, match="mask_token.*`add_special_tokens`"):
         prepare(source, str(tmp_path / "llama"), tmp_path / "out")
     output = prepare(source, str(tmp_path / "llama"), tmp_path / "out", "--add_special_tokens", "true")
-    tokenizer, size = load_tokenizer(output), len(vocabulary)
+    tokenizer, size = prepared_tokenizer(output), len(vocabulary)
     words = llama("Return the value", add_special_tokens=False)["input_ids"]
     assert tokenizer("Return the value")["input_ids"] == [1, *words, 2]
     assert sorted([tokenizer.pad_token_id, tokenizer.mask_token_id]) == [size, size + 1]

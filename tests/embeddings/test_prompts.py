@@ -4,9 +4,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
+from neobert_hf.embeddings.arguments import EmbeddingArguments, PairSettings
 from neobert_hf.embeddings.prompts import as_prompt, prompt_of
-from neobert_hf.embeddings.recipe import read_data, retrieval_evaluator
+from neobert_hf.embeddings.recipe import describe_data, load_data, retrieval_evaluator
 from tests.helpers.embedding_runs import KINDS, load, record_prompts, run
 
 
@@ -16,8 +16,10 @@ TEXTS = ["a list of numbers", "for loops and functions"]
 
 
 def read(encoder, file, only=()):
-    settings = RecipeArguments(str(encoder), str(file), only=list(only))
-    return read_data(settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
+    settings = PairSettings(str(encoder), datasets=str(file), only=list(only))
+    data = describe_data(settings)
+    load_data(data, settings, EmbeddingArguments("unused", bf16=False, use_cpu=True))
+    return data
 
 
 @pytest.mark.parametrize("kind", KINDS)

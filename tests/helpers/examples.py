@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable
 
-from neobert_hf_cli import load
+import pytest
+
+from neobert_hf_cli import load, run
 from tests.helpers.models import ROOT
 
 
@@ -18,7 +20,15 @@ def load_example(name: str) -> Callable:
     return load(command_of(name))
 
 
+def status_of(words: list[str]) -> int | str:
+    """The status with which a command of `neobert-hf` ends: 0, or the message of an error."""
+    with pytest.raises(SystemExit) as ended:
+        run(words[0], words[1:])
+    return ended.value.code
+
+
 def to_flags(settings: dict) -> list[str]:
     """The command line of these settings, without those that are None."""
     given = {name: value for name, value in settings.items() if value is not None}
-    return [part for name, value in given.items() for part in (f"--{name}", *str(value).split())]
+    words = {name: value if isinstance(value, list) else str(value).split() for name, value in given.items()}
+    return [part for name, value in words.items() for part in (f"--{name}", *map(str, value))]

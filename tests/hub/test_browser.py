@@ -12,7 +12,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import pipeline
 
-from neobert_hf.cli import main
+from tests.helpers.examples import status_of
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -32,7 +32,7 @@ def address(embedder, masked_lm, tmp_path_factory, node_modules):
     """A page with each of the models, and one with both; the library lies beside them."""
     folder = tmp_path_factory.mktemp("spaces")
     for name, model in (("search", embedder), ("fill", masked_lm)):
-        assert main(["export", str(model), str(folder / name), "--space"]) is None
+        assert status_of(["export", str(model), str(folder / name), "--space"]) == 0
     shutil.copytree(folder / "search", folder / "both")
     shutil.copytree(folder / "fill" / "model", folder / "both" / "masked")
     for name, changes in (("search", {}), ("fill", {}), ("both", {"fill": {"model": "masked"}})):

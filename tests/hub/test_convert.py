@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTForTokenClassification
-from neobert_hf.cli import main
+from tests.helpers.examples import status_of
 from tests.helpers.models import small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.model.reference import KINDS, VARIANTS, write_reference
@@ -27,7 +27,7 @@ def weights(original) -> dict[str, torch.Tensor]:
 
 
 def convert(source: Path, output: Path, *options: str) -> None:
-    assert main(["convert", str(source), str(output), *options]) is None
+    assert status_of(["convert", str(source), str(output), *options]) == 0
 
 
 def same_bytes(left, right) -> bool:
@@ -95,7 +95,7 @@ class Malicious:
 def test_no_code_in_a_pickle_is_run(weights, original, tmp_path):
     torch.save(weights | {"decoder.bias": Malicious(tmp_path / "executed")}, tmp_path / "state_dict.pt")
     with pytest.raises(Exception, match="[Ww]eights.only"):
-        main(["convert", str(tmp_path / "state_dict.pt"), str(tmp_path / "out"), "--config", str(original)])
+        status_of(["convert", str(tmp_path / "state_dict.pt"), str(tmp_path / "out"), "--config", str(original)])
     assert not (tmp_path / "executed").exists() and not list(tmp_path.glob("out*"))
 
 
@@ -115,7 +115,7 @@ def test_damaged_tensors_are_errors_that_name_them(damage, weights, original, tm
     change, name = TENSOR_DAMAGES[damage]
     change(weights)
     save_file(weights, original / "model.safetensors")
-    assert name in main(["convert", str(original), str(tmp_path / "out")])
+    assert name in status_of(["convert", str(original), str(tmp_path / "out")])
     assert not list(tmp_path.glob("out*"))
 
 
@@ -127,7 +127,7 @@ def test_folders_that_are_there_or_not_are_named(line, name, original, tmp_path,
     monkeypatch.chdir(tmp_path)
     Path("bare").mkdir()
     os.link("original/model.safetensors", "bare/model.safetensors")
-    assert name in main(["convert", *line.split()])
+    assert name in status_of(["convert", *line.split()])
     assert not list(tmp_path.glob("out*"))
 
 
@@ -144,5 +144,5 @@ UNKNOWN_TO_THE_ORIGINAL = {
 def test_what_the_original_cannot_express_is_refused(case, tmp_path):
     cls, changes, name = UNKNOWN_TO_THE_ORIGINAL[case]
     small_model(cls, **changes).save_pretrained(tmp_path / "here")
-    assert name in main(["convert", str(tmp_path / "here"), str(tmp_path / "out"), "--to", "original"])
+    assert name in status_of(["convert", str(tmp_path / "here"), str(tmp_path / "out"), "--to", "original"])
     assert not list(tmp_path.glob("out*"))

@@ -11,10 +11,10 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncode
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTContextualModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.cli import main
 from neobert_hf.common.files import write_json
-from neobert_hf.hub.doctor import CHECKS, diagnose
+from neobert_hf.hub.diagnosis import CHECKS, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, compare_outputs, record_outputs
+from tests.helpers.examples import status_of
 from tests.helpers.models import CLASSES, save_checkpoint, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -75,7 +75,7 @@ def other_words(folder):
     "kind, skipped", [("masked_lm", "sentence_transformers"), ("embedder", "outputs"), ("contextual", "")]
 )
 def test_a_healthy_checkpoint(kind, skipped, healthy, capsys):
-    assert main(["doctor", str(healthy / kind)]) == 0
+    assert status_of(["doctor", str(healthy / kind)]) == 0
     *lines, _ = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["skip" if name == skipped else "ok", name] for name in CHECKS]
     if kind == "masked_lm":
@@ -119,7 +119,7 @@ DAMAGES = [
 def test_damage_is_found_and_named(kind, change, check, name, healthy, tmp_path, capsys):
     shutil.copytree(healthy / kind, tmp_path / "folder")
     change(tmp_path / "folder")
-    assert main(["doctor", str(tmp_path / "folder")]) == 1
+    assert f"checks failed: {check}" in status_of(["doctor", str(tmp_path / "folder")])
     (failed,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
     assert failed.split()[1] == check and name in failed
 
@@ -129,7 +129,7 @@ def test_every_kind_of_sentence_transformers_model(kind, width, masked_lm, tmp_p
     """It is also published."""
     scorer = save_checkpoint(tmp_path / "scorer", NeoBERTForSequenceClassification, num_labels=1)
     kind(str(scorer if kind is CrossEncoder else masked_lm), device="cpu").save_pretrained(str(tmp_path / "model"))
-    assert main(["publish", str(tmp_path / "model"), "me/model", "--dry_run"]) is None
+    assert status_of(["publish", str(tmp_path / "model"), "me/model", "--dry_run"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (line,) = [line for line in lines if line[1:2] == [MODULES]]
     assert line[0] == "ok" and line[-2:] == [str(width), "dimensions"]
@@ -164,4 +164,4 @@ def test_recorded_outputs_tell_every_tensor(cls):
 
 def test_paths_that_are_none(tmp_path):
     for path in (tmp_path / "nothing", "owner/nothing"):
-        assert str(path) in main(["doctor", str(path)])
+        assert str(path) in status_of(["doctor", str(path)])

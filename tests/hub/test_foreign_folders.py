@@ -6,8 +6,8 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from neobert_hf.cli import main
 from neobert_hf.common.files import write_json
+from tests.helpers.examples import status_of
 
 
 SECRET = "a private key"
@@ -51,7 +51,7 @@ def test_what_leads_out_of_a_folder_is_refused(case, embedder, tmp_path, capsys)
     change(tmp_path / "model")
     for command in commands:
         output = [] if command == "doctor" else [str(tmp_path / "output")]
-        status = main([command, str(tmp_path / "model"), *OPTIONS.get(command, []), *output])
+        status = status_of([command, str(tmp_path / "model"), *OPTIONS.get(command, []), *output])
         assert status not in (None, 0), f"{command} accepts it"
         assert SECRET not in f"{status}\n{capsys.readouterr().out}"
         assert not list(tmp_path.glob("output*")), command

@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.cli import main
 from neobert_hf.data.tokenizer import train_bpe
+from tests.helpers.examples import status_of
 from tests.helpers.models import ROOT, save_checkpoint, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 
@@ -51,15 +51,15 @@ class Server:
             return json.load(answer)["tokens"]
 
 
-def export(model: Path, output: Path, *options: str) -> int | str | None:
-    return main(["export", str(model), str(output), "--gguf", *options])
+def export(model: Path, output: Path, *options: str) -> int | str:
+    return status_of(["export", str(model), str(output), "--gguf", *options])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The trained model in Sentence Transformers, and the folder of its files."""
     folder = tmp_path_factory.mktemp("trained") / "gguf"
-    assert export(TRAINED, folder, "--task", "feature-extraction") is None
+    assert export(TRAINED, folder, "--task", "feature-extraction") == 0
     return SentenceTransformer(str(TRAINED), device="cpu", model_kwargs={"dtype": "float32"}), folder
 
 
@@ -89,7 +89,7 @@ def test_settings_of_the_model_reach_llama_cpp(pooling, tmp_path):
     model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "query: "})
     model.max_seq_length = 32
     model.save(str(tmp_path / "model"))
-    assert export(tmp_path / "model", tmp_path / "gguf", "--precisions", "float32", "int8") is None
+    assert export(tmp_path / "model", tmp_path / "gguf", "--precisions", "float32", "int8") == 0
     exact, rounded = tmp_path / "gguf/model-F32.gguf", tmp_path / "gguf/model-Q8_0.gguf"
     assert sorted((tmp_path / "gguf").iterdir()) == [exact, rounded]
     texts = ["a cat, a dog", "x", "0123 abc " * 3]

@@ -20,10 +20,10 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.cli import main
 from neobert_hf.hub.card import MARK
 from neobert_hf.hub.model_folder import DOWNLOADED
-from neobert_hf.hub.publish import STALE, PublishSettings, build_folder
+from neobert_hf.hub.publishing import STALE, PublishSettings, build_folder
+from tests.helpers.examples import status_of
 from tests.helpers.models import CLASSES, ROOT, small_model
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.hub.hub_clients import TEXTS, both_stages, load_all, outputs
@@ -87,13 +87,13 @@ def api(monkeypatch):
         return SimpleNamespace(pr_url=None, commit_url="the commit")
 
     api.upload_folder.side_effect = upload_folder
-    monkeypatch.setattr("neobert_hf.hub.publish.HfApi", lambda **options: api)
+    monkeypatch.setattr("neobert_hf.hub.publishing.HfApi", lambda **options: api)
     return api
 
 
 def test_a_model_is_sent_whole_and_nothing_else(api, work, tmp_path, capsys):
     output = ["--output_dir", str(tmp_path / "sent")]
-    assert main(["publish", str(work / "embedder"), "me/embedder", *ADDRESS, *output]) is None
+    assert status_of(["publish", str(work / "embedder"), "me/embedder", *ADDRESS, *output]) == 0
     assert api.sent == content_of(tmp_path / "sent") and api.sent.keys() == FILES | SENTENCE_FILES
     assert equal_tensors(work / "embedder", tmp_path / "sent")
     assert json.loads(api.sent["config.json"])["auto_map"] == AUTO_MAP
@@ -105,7 +105,7 @@ def test_a_model_is_sent_whole_and_nothing_else(api, work, tmp_path, capsys):
 
 def test_a_public_page_and_a_pull_request(api, work):
     """A page is sent as it is, as a static Space."""
-    assert main(["publish", str(work / "page"), "me/page", "--public", "--pr"]) is None
+    assert status_of(["publish", str(work / "page"), "me/page", "--public", "--pr"]) == 0
     assert api.sent == content_of(work / "page")
     created, sent = api.create_repo.call_args.kwargs, api.upload_folder.call_args.kwargs
     assert (created["repo_type"], created["space_sdk"], created["private"]) == ("space", "static", False)
@@ -114,7 +114,7 @@ def test_a_public_page_and_a_pull_request(api, work):
 
 def test_dry_run_sends_nothing_and_prints_what_would_be_sent(api, work, tmp_path, capsys):
     output = tmp_path / "output"
-    assert main(["publish", str(work / "mlm"), "me/mlm", "--dry_run", "--output_dir", str(output)]) is None
+    assert status_of(["publish", str(work / "mlm"), "me/mlm", "--dry_run", "--output_dir", str(output)]) == 0
     assert api.mock_calls == [] and content_of(output).keys() == FILES
     printed = capsys.readouterr().out
     assert all(f" {len(content):,}  {name}\n" in printed for name, content in content_of(output).items())
@@ -137,12 +137,12 @@ def test_wrong_requests_are_refused(case, api, work, tmp_path, monkeypatch):
     Path("card.yaml").write_text("licence: mit")
     Path("results.yaml").write_text("eval_results: [{metric: 1}]")
     arguments, name = REFUSED[case]
-    assert name in main(["publish", str(work / "mlm"), *arguments]) and not api.create_repo.called
+    assert name in status_of(["publish", str(work / "mlm"), *arguments]) and not api.create_repo.called
 
 
 def test_a_wrong_token_stops_before_work(api, work):
     api.whoami.side_effect = OSError("Invalid token")
-    assert "Invalid token" in main(["publish", str(work / "mlm"), "me/mlm", *ADDRESS])
+    assert "Invalid token" in status_of(["publish", str(work / "mlm"), "me/mlm", *ADDRESS])
     assert api.mock_calls == [("whoami",)]
 
 
@@ -152,7 +152,7 @@ def test_an_unhealthy_checkpoint_is_not_published(work, tmp_path):
     tensors["layer_norm.weight"][0] = torch.nan
     save_file(tensors, tmp_path / "source" / "model.safetensors", metadata={"format": "pt"})
     command = ["publish", str(tmp_path / "source"), "me/model", "--dry_run", "--output_dir", str(tmp_path / "output")]
-    assert "layer_norm.weight" in main(command) and not list(tmp_path.glob("output*"))
+    assert "layer_norm.weight" in status_of(command) and not list(tmp_path.glob("output*"))
 
 
 def test_files_of_an_earlier_model_go_and_those_of_the_owner_stay():
@@ -201,7 +201,7 @@ def check_loaded(results: dict, work: Path) -> None:
 def test_loading_with_the_package(hub, work, monkeypatch):
     """With trust in the code on the Hub as well, the installed package is what runs."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub / "hub"))
-    assert main(["doctor", "me/mlm"]) == 0
+    assert status_of(["doctor", "me/mlm"]) == 0
     for trust in ({}, {"trust_remote_code": True}):
         results = load_all(**trust)
         check_loaded(results, work)

@@ -1,7 +1,8 @@
-"""Small models and texts to index, and the commands of examples/semantic_search.py."""
+"""Small models and texts to index, and the recipes of the search."""
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -9,13 +10,12 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.search.index import open_index
-from tests.helpers.examples import load_example
+from neobert_hf.search import recipe as recipes
+from neobert_hf.search.vector_index import open_index
 from tests.helpers.search_encoder import save_search_encoder
 
 
 pytest.importorskip("lancedb")
-semantic_search = load_example("semantic_search")
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ def index(model, tmp_path, capsys):
 
     def run(source, *flags: str, **changes) -> list[int]:
         settings = {"index": tmp_path / "index", "model": model, "source": source, "device": "cpu"} | changes
-        semantic_search.main(["index", *(f"--{key}={value}" for key, value in settings.items()), *flags])
+        recipes.index.main([*(f"--{key}={value}" for key, value in settings.items()), *flags])
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "documents embedded" in line)
         return [int(number) for number in re.findall(r"\b\d+\b", line.partition(": ")[2])]
 
@@ -109,9 +109,10 @@ def query(tmp_path, capsys):
 
     def run(*texts: str, **changes) -> list[list[dict]]:
         settings = {"index": tmp_path / "index", "device": "cpu", "json": True} | changes
-        semantic_search.main(["query", *(f"--{key}={value}" for key, value in settings.items()), "--text", *texts])
+        found = recipes.query.main([*(f"--{key}={value}" for key, value in settings.items()), "--text", *texts])
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["query"] for line in lines] == list(texts)
+        assert [line["hits"] for line in lines] == [[asdict(hit) for hit in hits] for hits in found]
         return [line["hits"] for line in lines]
 
     return run
@@ -122,7 +123,7 @@ def stored(query):
     """Text and score of every passage, by source, document and number."""
 
     def run(**place) -> dict[tuple[str, str, int], tuple[str, float]]:
-        (hits,) = query("a list of numbers", top_k=1000, **place)
+        (hits,) = query("a list of numbers", top_k=1000, every_passage=True, **place)
         found = {(hit["source"], hit["document"], hit["number"]): (hit["text"], hit["score"]) for hit in hits}
         assert len(found) == len(hits)
         return found

@@ -9,13 +9,15 @@ import pytest
 
 
 pytest.importorskip("lancedb")
-from neobert_hf.search import index as search_index  # noqa: E402
-from neobert_hf.search import lancedb_index  # noqa: E402
+from neobert_hf.search import (
+    lancedb_index,  # noqa: E402
+    vector_index,  # noqa: E402
+)
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder  # noqa: E402
-from neobert_hf.search.index import VectorIndex  # noqa: E402
 from neobert_hf.search.keywords import ndcg_with_words  # noqa: E402
 from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
+from neobert_hf.search.vector_index import VectorIndex  # noqa: E402
 from tests.helpers.bm25 import bm25  # noqa: E402
 from tests.helpers.search_encoder import save_search_encoder  # noqa: E402
 from tests.search.conftest import unit_vectors  # noqa: E402
@@ -50,7 +52,7 @@ def sums(documents: list[str], query: str, cosines: np.ndarray, weight: float) -
 def test_the_score_is_the_cosine_and_the_share_of_the_words(documents, weight, count, candidates, opened, monkeypatch):
     """With 3 candidates, the best are found by their words only, far from the nearest vectors."""
     index, (vector,) = fill(opened(), documents), unit_vectors(1, seed=1)
-    monkeypatch.setattr(search_index, "CANDIDATES", candidates)
+    monkeypatch.setattr(vector_index, "CANDIDATES", candidates)
     expected = sums(documents, QUERY, unit_vectors(len(documents)) @ vector, weight)
     best = np.argsort(-expected)[:count]
     found = index.search_hybrid(QUERY, vector, count, weight)

@@ -1,4 +1,4 @@
-"""examples/semantic_search.py on small data: what it finds, what it embeds again, and what it refuses."""
+"""The recipes `index`, `query` and `remove` on small data: what is found, embedded again, and refused."""
 
 import lancedb
 import numpy as np
@@ -9,9 +9,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neobert_hf.common.run import SettingsMismatch
-from neobert_hf.search.index import VectorIndexError
+from neobert_hf.search import recipe as recipes
 from neobert_hf.search.lancedb_index import LanceDBIndex
-from tests.search.conftest import semantic_search, write_rows
+from neobert_hf.search.vector_index import VectorIndexError
+from tests.search.conftest import write_rows
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -73,10 +74,10 @@ def test_sources_do_not_touch_each_other_and_are_removed_by_name(index, stored, 
     # A moved source keeps its place under a name of its own.
     assert index(first, "--id_column=id", name="mine", **place) == [1, 1, 0, 0, 0]
     assert index(second, "--id_column=id", name="mine", **place) == [2, 2, 0, 0, 0]
-    remove = ["remove", *(f"--{key}={value}" for key, value in place.items()), "--name"]
+    remove = [*(f"--{key}={value}" for key, value in place.items()), "--name"]
     with pytest.raises(VectorIndexError, match=f"'gone'.*{first}, {second}, mine"):
-        semantic_search.main([*remove, "gone"])
-    semantic_search.main([*remove, str(second)])
+        recipes.remove.main([*remove, "gone"])
+    recipes.remove.main([*remove, str(second)])
     assert "2 documents removed" in capsys.readouterr().out
     assert {source for source, _, _ in stored(**place)} == {str(first), "mine"}
 
@@ -102,6 +103,7 @@ def test_files_are_documents(index, query, texts, tmp_path):
         "source": str(docs),
         "document": str(docs / "deep" / "two.txt"),
         "number": 0,
+        "count": 1,
         "text": texts[1],
     }
     (docs / "deep" / "two.txt").unlink()
@@ -180,7 +182,7 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
         query("text", " ")
     lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])
     with pytest.raises(VectorIndexError, match="holds a table of another program"):
-        index(corpus, index=tmp_path / "other")
+        query("text", index=tmp_path / "other")
 
 
 def test_a_large_source_is_one_transaction_and_an_interruption_loses_one_portion(

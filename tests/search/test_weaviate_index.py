@@ -6,8 +6,8 @@ import pytest
 
 
 pytest.importorskip("weaviate")
-from neobert_hf.search.index import VectorIndexError, open_index  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
+from neobert_hf.search.vector_index import VectorIndexError, open_index  # noqa: E402
 from tests.search.conftest import unit_vectors  # noqa: E402
 
 

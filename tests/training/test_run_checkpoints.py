@@ -10,16 +10,17 @@ import torch
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.training.run import (
     COMPLETE,
-    Progress,
+    CheckpointError,
+    Run,
     check_alone,
+    check_processes,
     delete_old,
     mark_complete,
     newest_checkpoint,
-    training_folder,
 )
 
 
-SETTINGS = {"seed": 0, "data": {"train": "a"}}
+IDENTITY = {"seed": 0, "data": {"train": "a"}}
 
 
 @pytest.fixture
@@ -29,18 +30,30 @@ def run(tmp_path) -> Path:
         folder = tmp_path / f"checkpoint-{step}"
         (folder / "part").mkdir(parents=True)
         (folder / "part" / "optimizer.pt").write_bytes(b"moments")
-        mark_complete(folder, Progress("plain", SETTINGS, {"micro_batches": 10 * step}))
+        mark_complete(folder, "plain", IDENTITY, {"micro_batches": 10 * step}, stopped_early=False)
     return tmp_path
 
 
 def test_the_newest_whole_checkpoint_is_used(run):
-    assert newest_checkpoint(run, SETTINGS).name == "checkpoint-10"
+    assert newest_checkpoint(run).name == "checkpoint-10"
     # Without its mark, a checkpoint was never whole.
     (run / "checkpoint-10" / COMPLETE).unlink()
-    assert newest_checkpoint(run, SETTINGS).name == "checkpoint-6"
+    assert newest_checkpoint(run).name == "checkpoint-6"
+    assert newest_checkpoint(run / "other") is None
+    started = Run(run, {"seed": 0}, newest_checkpoint(run))
+    started.identify(data={"train": "a"})
     with pytest.raises(SettingsMismatch, match="checkpoint-6 was(?s:.)*  data.train: 'a' there, 'b' now\nResume"):
-        newest_checkpoint(run, SETTINGS | {"data": {"train": "b"}})
-    assert newest_checkpoint(run / "other", SETTINGS) is None
+        started.identify(data={"train": "b"})
+
+
+@pytest.mark.parametrize("content", [None, b"", b"mom"])
+def test_a_file_that_a_checkpoint_has_lost_is_named(run, content):
+    """Training would go on with a fresh optimizer, and end with other weights."""
+    file = run / "checkpoint-10" / "part" / "optimizer.pt"
+    file.unlink() if content is None else file.write_bytes(content)
+    found = "is missing" if content is None else f"has {len(content)} bytes in place of 7"
+    with pytest.raises(CheckpointError, match=f"checkpoint-10/part/optimizer.pt {found}"):
+        newest_checkpoint(run)
 
 
 def test_old_checkpoints_go_and_a_copy_of_one_stays(run):
@@ -49,10 +62,10 @@ def test_old_checkpoints_go_and_a_copy_of_one_stays(run):
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-10", "checkpoint-3", "checkpoint-3-backup"]
 
 
-def test_processes_that_do_not_know_of_each_other_train_nothing(tmp_path, monkeypatch):
+def test_processes_that_do_not_know_of_each_other_train_nothing(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = SimpleNamespace(world_size=1, process_index=0, device=torch.device("cpu"), output_dir=str(tmp_path / "run"))
+    alone = SimpleNamespace(world_size=1, device=torch.device("cpu"))
     with pytest.raises(RuntimeError, match="ACCELERATE_USE_CPU"):
-        training_folder(alone, "a recipe", (), {})
+        check_processes(alone)
     with pytest.raises(ValueError, match="2 processes"):
         check_alone(alone)

@@ -18,7 +18,7 @@ from neobert_hf.common.run import MARKER
 
 
 # The files of a model that weights, architecture, token ids and prompts depend on. The others tell how it was trained.
-MODEL_FILES = ("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model")
+FINGERPRINTED_FILES = ("*.safetensors", "*.json", "vocab.txt", "merges.txt", "*.model")
 # Weights of a module that has none in safetensors.
 OLD_WEIGHTS = "*.bin"
 TRAINING_FILES = ("complete.json", "trainer_state.json", "training_args.bin", "golden.json", "log.json", MARKER)
@@ -90,19 +90,21 @@ def model_fingerprint(model: str | Path) -> str:
     parts = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
     files = {}
     for part in {folder, *(folder / part["path"] for part in parts)}:
-        found = [file for pattern in MODEL_FILES for file in part.glob(pattern)]
+        found = [file for pattern in FINGERPRINTED_FILES for file in part.glob(pattern)]
         if not any(file.suffix == ".safetensors" for file in found):
             found += part.glob(OLD_WEIGHTS)
         files |= {str(file.relative_to(folder)): file for file in found if file.name not in TRAINING_FILES}
     if not files:
-        raise FileNotFoundError(f"{model} holds no model: it has none of {', '.join([*MODEL_FILES, OLD_WEIGHTS])}.")
+        raise FileNotFoundError(
+            f"{model} holds no model: it has none of {', '.join([*FINGERPRINTED_FILES, OLD_WEIGHTS])}."
+        )
     return fingerprint(files)
 
 
 def _download(model: str) -> Path:
     """The folder in the cache with the files of a model of the Hub: its fingerprint is that of any copy."""
     # Modules of Sentence Transformers, such as `2_Dense`, may have old weights beside others in safetensors.
-    patterns = [*MODEL_FILES, f"[0-9]_*/{OLD_WEIGHTS}"]
+    patterns = [*FINGERPRINTED_FILES, f"[0-9]_*/{OLD_WEIGHTS}"]
     folder = Path(snapshot_download(model, allow_patterns=patterns))
     if not list(folder.glob("*.safetensors")):
         snapshot_download(model, allow_patterns=OLD_WEIGHTS, ignore_patterns="*/*")

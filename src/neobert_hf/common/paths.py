@@ -9,12 +9,13 @@ from pathlib import Path
 from transformers.utils.hub import cached_file
 
 
+PACKAGE = Path(__file__).parents[1]
 # A name with one of these endings is a data file, not a Hub repository.
 DATA_FILE = re.compile(
     r"\.(csv|tsv|jsonl?|parquet|txt|md|markdown|rst|conllu?|bio|iob2?|ya?ml)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE
 )
 # The folder of a model or of a tokenizer holds at least one of these.
-MODEL_FILES = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
+SIGNS_OF_A_MODEL = ("config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "adapter_config.json")
 
 
 def check_file_name(name: str, what: str) -> str:
@@ -47,12 +48,17 @@ def looks_like_path(name: str) -> bool:
 def beside_file(file: str | Path, name: str, or_id: bool) -> str:
     """The path that a YAML file gives, which is relative to that file whatever the current folder is; a URL as it is.
 
+    A path that leads out of the package's own configurations, such as `../../runs`, is relative to the current folder,
+    as in a clone, where these files lie in `configs/`.
+
     Args:
         or_id: whether it may also be a Hub id; it is taken for one if nothing of that name exists beside the file.
     """
     if not name or "://" in name or os.path.isabs(os.path.expanduser(name)):
         return os.path.expanduser(name)
     path = os.path.normpath(os.path.join(os.path.dirname(file), name))
+    if Path(file).is_relative_to(PACKAGE) and not Path(path).is_relative_to(PACKAGE / "configs"):
+        path = os.path.relpath(path, PACKAGE)
     return name if or_id and can_be_id(name) and not glob.glob(path) else path
 
 
@@ -94,15 +100,15 @@ def check_model_exists(name: str, setting: str) -> None:
     """
     check_exists(name, setting)
     if (folder := Path(name).expanduser()).exists():
-        if any((folder / file).exists() for file in MODEL_FILES):
+        if any((folder / file).exists() for file in SIGNS_OF_A_MODEL):
             return
         raise FileNotFoundError(
-            f"`{setting}` is {name!r}, which holds none of {', '.join(MODEL_FILES)}, but {held_by(folder)}. Give the "
-            "folder of a model, such as the `model` that a training run writes, or an id on the Hub."
+            f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}, but {held_by(folder)}. "
+            "Give the folder of a model, such as the `model` that a training run writes, or an id on the Hub."
         )
     try:
         # Few repositories lack all of these. If this one does, the last call raises an error with the reason.
-        if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in MODEL_FILES):
+        if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in SIGNS_OF_A_MODEL):
             cached_file(name, "config.json")
     except OSError as error:
         reason = str(error).strip().splitlines()[0]

@@ -27,7 +27,7 @@ from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.mining import prompts_of_helper
 from neobert_hf.embeddings.models import check_finite, load_trained_model
-from neobert_hf.embeddings.recipe import Run
+from neobert_hf.embeddings.recipe import PairTraining
 
 
 # Columns that a clustered dataset has in addition to those of its pairs.
@@ -38,7 +38,7 @@ BLOCK = 10_000
 BATCHES, LEAST_ROWS, ROWS_OF_CLUSTER = 30, 10_000, 3
 
 
-def add_clusters(run: Run) -> None:
+def add_clusters(training: PairTraining) -> None:
     """Give the rows of every training dataset a cluster and vectors. They are stored once, in `output_dir/clusters`.
 
     A cluster has as many rows on average as a batch of the dataset.
@@ -46,27 +46,29 @@ def add_clusters(run: Run) -> None:
     Raises:
         FileNotFoundError: if training has begun, and the clusters that it began with are missing.
     """
-    first_model, seed = model_fingerprint(run.settings.first_model), run.arguments.seed
-    for dataset in run.data.train.values():
-        size = dataset.rows_of_batch(run.arguments.per_device_train_batch_size)
-        run.replace_rows(dataset, "clusters", [first_model, size, seed], partial(cluster_rows, run, dataset, size))
+    first_model, seed = model_fingerprint(training.settings.first_model), training.arguments.seed
+    for dataset in training.data.train.values():
+        size = dataset.rows_of_batch(training.arguments.per_device_train_batch_size)
+        make = partial(cluster_rows, training, dataset, size)
+        training.replace_rows(dataset, "clusters", [first_model, size, seed], make)
 
 
-def cluster_rows(run: Run, dataset: PairDataset, size: int, file: Path) -> None:
+def cluster_rows(training: PairTraining, dataset: PairDataset, size: int, file: Path) -> None:
     """Store the rows of a dataset with the columns `CLUSTER` and `VECTORS`. Until then, vectors lie beside `file`."""
     beside = file.with_suffix(".vectors.arrow")
-    vectors = embed_pairs(run, dataset, beside)
-    clusters = find_clusters(vectors, size, run.arguments.seed)
+    vectors = embed_pairs(training, dataset, beside)
+    clusters = find_clusters(vectors, size, training.arguments.seed)
     write_parquet(file, concatenate_datasets([dataset.rows, vectors], axis=1).add_column(CLUSTER, clusters))
     remove(beside)
 
 
-def embed_pairs(run: Run, dataset: PairDataset, file: Path) -> Dataset:
+def embed_pairs(training: PairTraining, dataset: PairDataset, file: Path) -> Dataset:
     """The columns `VECTORS`: the first model's unit vectors of all queries and documents, in a file of this name.
 
     They are float16, as in the reference code of CDE. A run that was interrupted after this goes on with the file.
     """
-    model = load_trained_model(run.settings.first_model, "first_model", run.settings.trust_remote_code)
+    settings = training.settings
+    model = load_trained_model(settings.first_model, "first_model", settings.trust_remote_code)
     prompts = prompts_of_helper("first model", model, dataset)
 
     def embed(block: dict[str, list[str]]) -> dict[str, np.ndarray]:

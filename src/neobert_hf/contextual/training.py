@@ -14,12 +14,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import (
-    CachedLossMixin,
-    RandContext,
-    _create_minibatch,
-    _minibatch_ranges,
-)
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from torch import distributed, nn
 from torch.nn import functional as F
@@ -64,7 +59,8 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         """
         features = list(sentence_features)
         texts = self.draw_context(features[1])
-        ranges = _minibatch_ranges(texts, self.mini_batch_size)
+        starts = range(0, self.context_size, self.mini_batch_size)
+        ranges = [(start, min(start + self.mini_batch_size, self.context_size)) for start in starts]
         pairs = self.embed_minibatch_iter(texts, with_grad=False, copy_random_state=True, ranges=ranges)
         vectors, states = zip(*pairs)
         context = torch.cat(vectors).detach().requires_grad_()
@@ -95,7 +91,10 @@ class ContextualLoss(CachedLossMixin, nn.Module):
         random_state: RandContext | None = None,
     ) -> tuple[torch.Tensor, RandContext | None]:
         """Embed a mini-batch; called by `CachedLossMixin` as well."""
-        texts = _create_minibatch(sentence_feature, begin, end)
+        texts = {
+            name: value[begin:end] if isinstance(value, torch.Tensor) else value
+            for name, value in sentence_feature.items()
+        }
         (context,) = texts.pop("dataset_embeddings", (None,))
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             state = RandContext(*texts.values()) if copy_random_state else None
@@ -173,14 +172,14 @@ class ContextualCollator(ContrastiveCollator):
 
 
 class ContextualTrainer(EmbeddingTrainer):
-    """Trains contextual models on clustered datasets. The settings of the run have `false_negative_margin`."""
+    """Trains contextual models on clustered datasets. The settings have `false_negative_margin`."""
 
     data_collator_class = ContextualCollator
     batch_sampler_class = ClusterBatchSampler
 
     def get_data_collator(self, **kwargs) -> ContextualCollator:
         collator = super().get_data_collator(**kwargs)
-        collator.margin = self.run.settings.false_negative_margin
+        collator.margin = self.settings.false_negative_margin
         return collator
 
     def compute_loss(self, *args, **kwargs):

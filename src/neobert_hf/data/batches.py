@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from neobert_hf.data.collator import Layout
-from neobert_hf.data.documents import DocumentKey, Documents
+from neobert_hf.data.collator import BatchLayout
+from neobert_hf.data.documents import DocumentKey, PreparedDocuments
 
 
 @dataclass
@@ -26,7 +26,7 @@ class DataArguments:
 
     train_data: list[str] = field(
         metadata={
-            "help": "folders or URLs that prepare_data.py wrote; with several, each may have a weight behind a colon "
+            "help": "folders or URLs that `prepare_data` wrote; with several, each may have a weight behind a colon "
             "(data/domain:1 data/general:0.3), in whose proportion micro-batches are drawn",
             "path": True,
         }
@@ -34,7 +34,7 @@ class DataArguments:
     max_length: int = field(metadata={"help": "tokens; longer documents are cut"})
     validation_data: list[str] | None = field(
         default=None,
-        metadata={"help": "held-out folders that prepare_data.py wrote, each with a loss of its own", "path": True},
+        metadata={"help": "held-out folders that `prepare_data` wrote, each with a loss of its own", "path": True},
     )
     init_from: str | None = field(
         default=None,
@@ -45,7 +45,7 @@ class DataArguments:
     )
     global_batch_tokens: int = field(default=2**21, metadata={"help": "tokens of an optimizer step, over all devices"})
     micro_batch_tokens: int = field(default=2**15, metadata={"help": "tokens of one forward pass on one device"})
-    layout: Layout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
+    layout: BatchLayout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
     mlm_probability: float = field(default=0.2, metadata={"help": "share of the tokens to predict"})
     mask_replace_prob: float = field(default=1.0, metadata={"help": "share of those that [MASK] replaces"})
     random_replace_prob: float = field(default=0.0, metadata={"help": "share of those that a random token replaces"})
@@ -133,7 +133,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
 
     def __init__(
         self,
-        documents: Documents,
+        documents: PreparedDocuments,
         settings: DataArguments,
         seed: int = 0,
         rank: int = 0,
@@ -268,7 +268,7 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
         micro_batch_tokens: most tokens of a micro-batch.
     """
 
-    def __init__(self, documents: Documents, micro_batch_tokens: int, rank: int, world_size: int):
+    def __init__(self, documents: PreparedDocuments, micro_batch_tokens: int, rank: int, world_size: int):
         lengths = np.concatenate([documents.lengths(shard) for shard in range(len(documents.shards))])
         ends = np.minimum(lengths, documents.max_length).cumsum()
         self.batches: list[list[DocumentKey]] = []

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 
-Layout = Literal["packed", "padded", "naive"]
+BatchLayout = Literal["packed", "padded", "naive"]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class MLMCollator:
     mlm_probability: float = 0.2
     mask_replace_prob: float = 1.0
     random_replace_prob: float = 0.0
-    layout: Layout = "packed"
+    layout: BatchLayout = "packed"
     max_length: int | None = None
     seed: int = 0
     row_multiple: int = 1
@@ -63,7 +63,7 @@ class MLMCollator:
         self.join_rows = DataCollatorWithFlattening(return_position_ids=False, return_flash_attn_kwargs=True)
 
     def __call__(self, documents: list[dict]) -> dict[str, torch.Tensor]:
-        """Make a batch of documents as `Documents` gives them: `input_ids` (length,), int64, and `key`."""
+        """Make a batch of documents as `PreparedDocuments` gives them: `input_ids` (length,), int64, and `key`."""
         rows = [self.mask(document["input_ids"], document["key"]) for document in documents]
         if self.layout == "naive":
             rows = self._cut_anew(rows)

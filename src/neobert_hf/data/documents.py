@@ -36,7 +36,7 @@ class DocumentKey(NamedTuple):
     subset: int
 
 
-class Documents(torch.utils.data.Dataset):
+class PreparedDocuments(torch.utils.data.Dataset):
     """The documents of several prepared folders, one folder after the other.
 
     Args:
@@ -55,8 +55,8 @@ class Documents(torch.utils.data.Dataset):
     Example:
 
     ```python
-    >>> documents = Documents(["data/refinedweb"])
-    >>> load_tokenizer("data/refinedweb").decode(documents[0])
+    >>> documents = PreparedDocuments(["data/refinedweb"])
+    >>> prepared_tokenizer("data/refinedweb").decode(documents[0])
     ```
     """
 

@@ -6,9 +6,12 @@ and row, stays. A text that shares 13 words in a row with an evaluation text is 
 2005.14165). Signatures are made in parts, so that any number of workers gives the same rows.
 """
 
+import json
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from rensa import RMinHash
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from neobert_hf.data.parts import Part, read_part, read_texts
+from neobert_hf.common.files import absolute, write_whole
+from neobert_hf.common.fingerprints import fingerprint
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.run import identity_of, output_folder
+from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, read_texts, sizes_of
+from neobert_hf.data.preparing import REMOVED
 
 
 WORD = re.compile(r"\w+")
@@ -34,7 +43,7 @@ STATES = KEPT, EXACT, NEAR, CONTAMINATED = "kept", "exact", "near", "contaminate
 
 @dataclass
 class DuplicateSettings:
-    """Settings of examples/deduplicate.py that decide which rows go."""
+    """What counts as a duplicate."""
 
     column: str = field(default="text", metadata={"help": "column that holds the text"})
     bands: int = field(default=16, metadata={"help": "texts that agree in one of these bands are near-duplicates"})
@@ -43,14 +52,70 @@ class DuplicateSettings:
     )
 
 
+@dataclass(kw_only=True)
+class DeduplicateArguments(DuplicateSettings):
+    """The corpus, and what works on it."""
+
+    source: list[str] = field(metadata={"help": "files, patterns, folders, URLs, Hub ids", "path": "or Hub id"})
+    output_dir: str = field(metadata={"help": "where signatures and the texts that stay are written"})
+    evaluation: list[str] = field(
+        default_factory=list,
+        metadata={"help": "files whose texts must not be trained on, with the same column", "path": True},
+    )
+    rows_per_part: int = field(default=20_000, metadata={"help": "rows that a worker does at a time"})
+    workers: int = field(default=1, metadata={"help": "processes on this machine"})
+    ray: str | None = field(default=None, metadata={"help": "auto, or the address of a Ray cluster"})
+
+
+@recipe
+def deduplicate(settings: DeduplicateArguments) -> Result:
+    """Leave out of a corpus what occurs twice, nearly twice, or in evaluation texts.
+
+    Sources are Parquet or JSON lines, as files, folders or URLs of fsspec (`hf://`, `s3://`), or ids of Hub datasets.
+    CSV and text files are read from the beginning for each part, which suits small corpora. The same rows stay for any
+    number of workers, and called again after an interruption it goes on. `texts/removed.json` has how many rows were
+    removed, and why; `prepare_data` takes it over into its manifest.
+
+    Returns:
+        `output`: the folder or URL of the texts that stay; `scores`: how many rows are in each of `STATES`.
+    """
+    # 1. A folder that no other run writes; at a URL nothing can be locked
+    writes, sources = ("signatures", "texts"), {"source": settings.source, "evaluation": settings.evaluation}
+    folder = output_folder(settings.output_dir, "deduplicate", writes, {}, sources)
+    with nullcontext() if "://" in settings.output_dir else folder:
+        # 2. A plan of parts, and the runs of words in the evaluation texts
+        plan, engine = plan_parts(settings.source, settings.rows_per_part), (settings.workers, settings.ray)
+        parts = plan_parts(settings.evaluation, settings.rows_per_part)
+        evaluation = runs_of(text for part in parts for text in read_texts(part, settings.column) if text)
+
+        # 3. A signature of every row
+        of_rows = DuplicateSettings(settings.column, settings.bands, settings.rows_per_band)
+        identity = identity_of(of_rows, evaluation=fingerprint(evaluation), sizes=sizes_of(plan))
+        signatures, texts = (f"{absolute(settings.output_dir)}/{name}" for name in writes)
+        do_parts(plan, partial(sign_part, settings=of_rows, evaluation=evaluation), signatures, identity, *engine)
+
+        # 4. Which rows stay: of each group of duplicates the first, by file and row
+        states = find_duplicates([part.path(signatures, "parquet") for part in plan], settings.bands)
+        file = f"{signatures}/states.bin"
+        write_whole(file, lambda handle: handle.write(states.tobytes()))
+
+        # 5. Their texts
+        starts = np.cumsum([0, *(part.rows for part in plan)])
+        keep = partial(keep_rows, column=settings.column, states=file, starts=starts)
+        records = do_parts(plan, keep, texts, identity, *engine)
+        counts = {state: sum(record[state] for record in records) for state in STATES}
+        write_whole(f"{texts}/{REMOVED}", lambda handle: handle.write(json.dumps(counts).encode()))
+    found = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+    print(f"{texts}: {found} of {starts[-1]:,} rows", flush=True)
+    return Result(output=texts, scores=counts)
+
+
 def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -> tuple[pa.Table, dict[str, Any]]:
     """For each row of a part a hash of the text, a hash of each band, and whether it is contaminated.
 
     Args:
         evaluation: sorted uint64 hashes of the runs of words in evaluation texts, from `runs_of`.
     """
-    from rensa import RMinHash
-
     exact, bands, contaminated = [], [], []
     for text in read_texts(part, settings.column):
         words = WORD.findall(text.lower())

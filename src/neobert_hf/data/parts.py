@@ -159,7 +159,7 @@ def do_parts(
     plan: list[Part],
     work: Work,
     folder: str,
-    settings: dict[str, Any],
+    identity: dict[str, Any],
     workers: int = 1,
     ray: str | None = None,
     gpus: bool = False,
@@ -170,7 +170,7 @@ def do_parts(
         plan: the parts, from `plan_parts`.
         work: see `Work`. It is sent to other processes, so it is a function of a module, or a `partial` of one.
         folder: path or URL of the folder for the parts and their records.
-        settings: what the tables depend on, see `fingerprints.depends_on`.
+        identity: what the tables depend on, see `identity_of`.
         workers: processes on this machine; 1 works in this process.
         ray: `auto` or the address of a Ray cluster, whose CPUs (or GPUs) are the workers.
         gpus: with `ray`, each worker gets a GPU.
@@ -186,9 +186,9 @@ def do_parts(
     files, root = url_to_fs(folder)
     files.makedirs(root, exist_ok=True)
     with folder_lock(root) if "file" in files.protocol else nullcontext():
-        done = _read_records(plan, folder, settings)
+        done = _read_records(plan, folder, identity)
         waiting = [part for part in plan if part.number not in done]
-        call = partial(_finish, work=work, folder=folder, settings=settings)
+        call = partial(_finish, work=work, folder=folder, identity=identity)
         if ray is not None:
             finished = _on_ray(call, waiting, ray, gpus)
         elif workers > 1:
@@ -197,13 +197,13 @@ def do_parts(
             finished = map(call, waiting)
         for _ in tqdm(finished, total=len(plan), initial=len(done), unit="part", desc=os.path.basename(folder)):
             pass
-        done = _read_records(plan, folder, settings)
+        done = _read_records(plan, folder, identity)
         for left in files.glob(f"{glob.escape(root)}/part-*.partial"):  # By workers that were killed.
             files.rm_file(left)
         return [done[part.number] for part in plan]
 
 
-def _read_records(plan: list[Part], folder: str, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _read_records(plan: list[Part], folder: str, identity: dict[str, Any]) -> dict[int, dict[str, Any]]:
     files, root = url_to_fs(folder)
     # Object stores list a folder once and keep what they found; other processes have written since.
     files.invalidate_cache()
@@ -214,17 +214,17 @@ def _read_records(plan: list[Part], folder: str, settings: dict[str, Any]) -> di
         contents = list(threads.map(files.cat_file, paths))
     for path, content in zip(paths, contents):
         record, part = json.loads(content), planned.get(os.path.basename(path))
-        stored = {name: record[name] for name in ("rows", "first_row", "settings")}
-        now = {"rows": part and part.rows, "first_row": part and part.first_row, "settings": settings}
+        stored = {name: record[name] for name in ("rows", "first_row", "identity")}
+        now = {"rows": part and part.rows, "first_row": part and part.first_row, "identity": identity}
         check_same_identity(path, stored, now, "Choose another folder, or delete this one.")
         found[part.number] = record
     return found
 
 
-def _finish(part: Part, work: Work, folder: str, settings: dict[str, Any]) -> None:
+def _finish(part: Part, work: Work, folder: str, identity: dict[str, Any]) -> None:
     """Do a part, write its table and then its record."""
     table, numbers = work(part)
-    record = {**asdict(part), "settings": settings, **numbers}
+    record = {**asdict(part), "identity": identity, **numbers}
     if table is not None:
         write_whole(part.path(folder, "parquet"), lambda file: pq.write_table(table, file, compression="zstd"))
     write_whole(part.path(folder, "json"), lambda file: file.write(json.dumps(record).encode()))

@@ -9,9 +9,12 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import fsspec
@@ -20,15 +23,16 @@ from fsspec.core import url_to_fs
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from neobert_hf.common import tokenizers
-from neobert_hf.common.files import absolute
+from neobert_hf.common.files import absolute, write_parquet
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
-from neobert_hf.common.run import check_same_identity, identity_of
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.run import check_same_identity, identity_of, output_folder
+from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_texts
-from neobert_hf.data.shards import TOKENIZER, Manifest, save_tokenizer, write_shard
-from neobert_hf.data.sources import local_files
+from neobert_hf.data.shards import MANIFEST, TOKENIZER, Manifest, save_tokenizer, write_shard
+from neobert_hf.data.sources import Source, as_dataset, is_table, local_files
 from neobert_hf.data.tokenizer import with_special_tokens
 
 
@@ -38,7 +42,7 @@ ENCODED_TOGETHER = 1_000
 # What became of the rows of the source: `read` are all, `other_part` those that `held_out_share` gives to the other
 # part, `too_short` those of fewer than 2 tokens. With `long_documents` split, one may become several `documents`.
 COUNTS = ("read", "other_part", "too_short", "documents", "tokens", "tokens_1024", "tokens_2048")
-# Beside texts that examples/deduplicate.py wrote: how many rows it kept, and how many it took and why.
+# Beside texts that `deduplicate` wrote: how many rows it kept, and how many it took and why.
 REMOVED = "removed.json"
 # Records of the shards that are done; when all are, the manifest has what they say.
 RECORDS = "parts"
@@ -46,6 +50,8 @@ RECORDS = "parts"
 
 @dataclass
 class PrepareArguments:
+    """The text, the tokenizer, and which documents become shards."""
+
     source: str = field(
         metadata={
             "help": "a Hub dataset, a URL (hf://, s3://), or a local file, pattern or folder (Parquet, JSONL, text)",
@@ -87,37 +93,43 @@ class PrepareArguments:
             )
 
 
-def prepare(settings: PrepareArguments) -> Manifest:
-    """Prepare a folder, or what an interrupted run left to do, and print what it holds.
+@recipe
+def prepare_data(settings: PrepareArguments) -> Result:
+    """Tokenise raw text into shards for pretraining: on every core or a Ray cluster, in constant memory.
+
+    The text is a Hub dataset, a URL of fsspec (`hf://`, `s3://`), local files or a table in memory, and the output a
+    folder or a URL; `neobert_hf.data.shards` describes its layout. The shards are the same for any number of workers.
+    Called again after an interruption, it goes on with the shards that are not there yet.
+
+    Returns:
+        `output`: the folder or URL. `neobert_hf.data.shards.read_manifest` tells what it holds.
 
     Raises:
         SettingsMismatch: if it was begun with other settings, or the source has another size now.
         ValueError: if tokenizer and text do not fit each other, or the text is no corpus.
     """
-    output, tokenizer = absolute(settings.output_dir.rstrip("/")), load_fast_tokenizer(settings)
-    files = [] if "://" in settings.source else local_files(settings.source)
-    # Where local files lie changes nothing; of a Hub dataset or a URL, its name is what there is to compare.
-    source = {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
-    source |= {"source": "local files" if files else settings.source, "tokenizer": tokenizer_fingerprint(tokenizer)}
-    # Not len(): ids may have holes.
-    vocab_size = max(tokenizer.get_vocab().values()) + 1
-    same = identity_of(settings, source, leave_out=("workers", "ray"))
-    begun = Manifest.read(output)
-    manifest = begun or Manifest(settings.source, same, vocab_size)
-    advice = "Repeat those, choose another `output_dir`, or delete the folder."
-    check_same_identity(output, manifest.settings, same, advice)
-    if not manifest.finished:
-        rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
-        plan = plan_parts([settings.source], *rows, settings.subset, settings.split)
-        if begun is None:
-            check_unused(output)
-            check_first_documents(plan, tokenizer, settings)
-            save_tokenizer(tokenizer, output)
+    # 1. A folder that no other run writes; at a URL nothing can be locked
+    writes, inputs = (MANIFEST, TOKENIZER, RECORDS, "shard-*"), {"tokenizer": settings.tokenizer}
+    folder = output_folder(settings.output_dir, "prepare_data", writes, inputs, {"source": settings.source})
+    with nullcontext() if "://" in settings.output_dir else folder, as_file(settings.source) as source:
+        # 2. The tokenizer, and what the shards depend on
+        settings, output = replace(settings, source=source), absolute(settings.output_dir.rstrip("/"))
+        tokenizer = load_fast_tokenizer(settings)
+        manifest = begin(settings, tokenizer, output)
+
+        # 3. The shards that are not there yet
+        if not manifest.finished:
+            rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
+            plan = plan_parts([source], *rows, settings.subset, settings.split)
+            if Manifest.read(output) is None:
+                check_unused(output)
+                check_first_documents(plan, tokenizer, settings)
+                save_tokenizer(tokenizer, output)
+                manifest.save(output)
+            write_shards(plan, settings, manifest, output)
+            manifest.finished = True
             manifest.save(output)
-        write_shards(plan, settings, manifest, output)
-        manifest.finished = True
-        manifest.save(output)
-        remove_leftovers(output)
+            remove_leftovers(output)
     counts = manifest.counts
     print(
         f"{settings.output_dir}: {counts['documents']:,} documents, {counts['tokens']:,} tokens in "
@@ -125,14 +137,43 @@ def prepare(settings: PrepareArguments) -> Manifest:
         f"{counts['tokens_2048']:,} of 2,048 or more; {counts['too_short']:,} left out as too short",
         flush=True,
     )
+    return Result(output=settings.output_dir)
+
+
+@contextmanager
+def as_file(source: Source) -> Iterator[str]:
+    """The source, or a file with the rows of a table in memory: the workers may be other processes."""
+    with TemporaryDirectory() as folder:
+        if is_table(source):
+            file = Path(folder, "table.parquet")
+            write_parquet(file, as_dataset(source))
+        yield str(file) if is_table(source) else source
+
+
+def begin(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast, output: str) -> Manifest:
+    """The manifest that an earlier run left, or that of a new folder, which is not written yet.
+
+    Raises:
+        SettingsMismatch: if the earlier run had other settings.
+    """
+    files = [] if "://" in settings.source else local_files(settings.source)
+    # Where local files lie changes nothing; of a Hub dataset or a URL, its name is what there is to compare.
+    source = {"files": len(files), "bytes": sum(file.stat().st_size for file in files)} if files else {}
+    source |= {"source": "local files" if files else settings.source, "tokenizer": tokenizer_fingerprint(tokenizer)}
+    identity = identity_of(settings, source, leave_out=("workers", "ray"))
+    # Not len(): ids may have holes.
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    manifest = Manifest.read(output) or Manifest(settings.source, identity, vocab_size)
+    advice = "Repeat those, choose another `output_dir`, or delete the folder."
+    check_same_identity(output, manifest.identity, identity, advice)
     return manifest
 
 
 def check_unused(output: str) -> None:
-    """Refuse a URL where somebody else has put shards. A local folder has a mark, see `common.files`."""
+    """Refuse a URL where somebody else has put shards. A local folder has a mark, see `common.run`."""
     files, root = url_to_fs(output)
     if "://" in output and (found := files.glob(f"{glob.escape(root)}/shard-*")):
-        raise ValueError(f"{found[0]} was not written by prepare_data.py: choose another `output_dir`, or delete it.")
+        raise ValueError(f"{found[0]} was not written by prepare_data: choose another `output_dir`, or delete it.")
 
 
 def remove_leftovers(output: str) -> None:
@@ -150,7 +191,7 @@ def load_fast_tokenizer(settings: PrepareArguments) -> PreTrainedTokenizerFast:
     check_model_exists(name, "tokenizer")
     # NeoBERT's inputs: it has no token types. Its tokenizer should cut texts where the training text was cut.
     inputs = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": settings.max_length}
-    tokenizer = tokenizers.load_tokenizer(name, **inputs)
+    tokenizer = load_tokenizer(name, **inputs)
     if settings.add_special_tokens:
         tokenizer = with_special_tokens(tokenizer)
     names = ("cls_token", "sep_token", "pad_token", "mask_token")
@@ -191,14 +232,14 @@ def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, 
         raise ValueError(
             f"{unknown / len(ids):.0%} of the tokens of the first {len(texts)} documents of {settings.source!r} are "
             f"{tokenizer.unk_token}: the tokenizer is of another language. Choose another, or train one with "
-            "examples/train_tokenizer.py."
+            "`train_tokenizer`."
         )
 
 
 def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifest, output: str) -> None:
     """Write the shards that are not there yet, and tell the manifest what is in each of them, and the `COUNTS`."""
     work = partial(prepare_part, settings=settings, output=output, vocab_size=manifest.vocab_size)
-    records = do_parts(plan, work, f"{output}/{RECORDS}", manifest.settings, workers=settings.workers, ray=settings.ray)
+    records = do_parts(plan, work, f"{output}/{RECORDS}", manifest.identity, workers=settings.workers, ray=settings.ray)
     counts = {name: sum(record["counts"][name] for record in records) for name in COUNTS}
     if not counts["documents"]:
         raise ValueError(f"None of the {counts['read']:,} documents of {settings.source!r} has 2 tokens or more.")
@@ -206,7 +247,7 @@ def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifes
 
 
 def removed_before(plan: list[Part]) -> dict[str, int]:
-    """What examples/deduplicate.py took from the text, if it wrote the source."""
+    """What `deduplicate` took from the text, if it wrote the source."""
     try:
         with fsspec.open(f"{os.path.dirname(plan[0].file)}/{REMOVED}") as file:
             return json.load(file)

@@ -1,4 +1,4 @@
-"""Tokenised corpora, as `examples/prepare_data.py` writes them, in a folder or at a URL such as `s3://bucket/corpus`.
+"""Tokenised corpora, as `prepare_data` writes them, in a folder or at a URL such as `s3://bucket/corpus`.
 
     folder/
         manifest.json               what was prepared, from what and how
@@ -27,8 +27,8 @@ import xxhash
 from fsspec.core import url_to_fs
 from transformers import PreTrainedTokenizerFast
 
-from neobert_hf.common import tokenizers
 from neobert_hf.common.files import write_whole
+from neobert_hf.common.tokenizers import load_tokenizer
 
 
 MANIFEST = "manifest.json"
@@ -44,7 +44,7 @@ class Manifest:
 
     Args:
         source: where the text was, as `--source` said.
-        settings: everything that the shards depend on. `tokenizer` is its fingerprint, see `common.fingerprints`;
+        identity: everything that the shards depend on. `tokenizer` is its fingerprint, see `common.fingerprints`;
             `files` and `bytes` are those of a local source.
         vocab_size: one more than the largest id of the tokenizer.
         shards: of each shard, in the order of the documents, its `file`, the `documents` and `tokens` in it, and a
@@ -54,7 +54,7 @@ class Manifest:
     """
 
     source: str
-    settings: dict[str, Any]
+    identity: dict[str, Any]
     vocab_size: int
     shards: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -116,11 +116,11 @@ def read_manifest(folder: str | Path) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest is None:
         raise FileNotFoundError(
-            f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: run examples/prepare_data.py with "
-            f"--output_dir {folder}, or name the folder of an earlier run."
+            f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: run `prepare_data` with "
+            f"{folder} as its `output_dir`, or name the folder of an earlier run."
         )
     if not manifest.finished:
-        raise ValueError(f"{folder} is not finished: run the same examples/prepare_data.py command again.")
+        raise ValueError(f"{folder} is not finished: run `prepare_data` with the same settings again.")
     return manifest
 
 
@@ -131,13 +131,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
         files.put(f"{local}/", root, recursive=True)
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+def prepared_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer that made the ids of a prepared folder, with the length at which it cut texts."""
     manifest = read_manifest(folder)
-    options = {"model_max_length": manifest.settings["max_length"]}
+    options = {"model_max_length": manifest.identity["max_length"]}
     if "://" not in str(folder):
-        return tokenizers.load_tokenizer(Path(folder) / TOKENIZER, manifest.vocab_size, **options)
+        return load_tokenizer(Path(folder) / TOKENIZER, manifest.vocab_size, **options)
     files, root = url_to_fs(f"{folder}/{TOKENIZER}")
     with tempfile.TemporaryDirectory() as local:
         files.get(f"{root}/", local, recursive=True)
-        return tokenizers.load_tokenizer(local, manifest.vocab_size, **options)
+        return load_tokenizer(local, manifest.vocab_size, **options)

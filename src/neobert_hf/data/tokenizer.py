@@ -3,14 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
+from neobert_hf.common.files import atomic_folder, folder_lock
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.run import check_inputs
 from neobert_hf.common.tokenizers import NAMED_TOKENS, check_tokenizer
-from neobert_hf.data.sources import stream_text
+from neobert_hf.data.sources import name_of, stream_text
 
 
 SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -22,6 +26,8 @@ WORDPIECE_RESERVED = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "
 
 @dataclass
 class TokenizerArguments:
+    """The text, and the kind and size of the tokenizer."""
+
     source: str = field(
         metadata={
             "help": "a Hub dataset, or a local file, pattern or folder (Parquet, JSONL, text)",
@@ -44,15 +50,42 @@ class TokenizerArguments:
             self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
 
 
-def train_tokenizer(settings: TokenizerArguments) -> PreTrainedTokenizerFast:
-    """Read the text and train the tokenizer that the settings describe; ValueError if the text has no words."""
-    texts = stream_text(settings.source, settings.column, settings.split, settings.subset)
-    texts = islice(texts, settings.max_documents)
-    texts = tqdm(texts, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
-    train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
-    tokenizer = train(iter(texts), settings.vocab_size, settings.max_length)
-    check_tokenizer(tokenizer, None, f"the column {settings.column!r} of {settings.source!r}")
-    return tokenizer
+@recipe
+def train_tokenizer(settings: TokenizerArguments) -> Result:
+    """Train a tokenizer on your own text: files, a table, or a Hub dataset.
+
+    `wordpiece` makes a tokenizer like bert-base-uncased (NeoBERT's tokenizer): lower case, 30,522 entries, special
+    tokens and unused entries at the same ids. `bpe` makes a byte-level, cased tokenizer with 32,000 entries, for the
+    paper's ablation M3; it has an entry for every byte, so no text gives [UNK].
+
+    The same text gives the same `wordpiece` entries each time, but not all at the same ids, since `tokenizers` breaks
+    ties by chance. So all models and data of one project must use the same tokenizer folder.
+
+    Returns:
+        `output`: the folder, which `AutoTokenizer.from_pretrained` loads.
+
+    Raises:
+        ValueError: if the folder exists, or the text has no words.
+    """
+    output = Path(settings.output_dir)
+    if output.exists():
+        raise ValueError(f"{output} exists already: choose another `output_dir`, or delete it.")
+    check_inputs(output, ["*"], {}, {"source": settings.source})
+    with folder_lock(output):
+        # 1. The vocabulary, from all of the text or its first `max_documents` documents
+        texts = stream_text(settings.source, settings.column, settings.split, settings.subset)
+        texts = islice(texts, settings.max_documents)
+        texts = tqdm(texts, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
+        train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
+        tokenizer = train(iter(texts), settings.vocab_size, settings.max_length)
+        check_tokenizer(tokenizer, None, f"the column {settings.column!r} of {name_of(settings.source)!r}")
+
+        # 2. The folder
+        with atomic_folder(output) as partial:
+            tokenizer.save_pretrained(partial)
+    fewer = f" ({settings.vocab_size:,} were allowed; the text gave no more)"
+    print(f"{output}: {len(tokenizer):,} entries{fewer if len(tokenizer) < settings.vocab_size else ''}", flush=True)
+    return Result(output=output)
 
 
 def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> BertTokenizer:

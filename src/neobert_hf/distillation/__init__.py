@@ -1,1 +1,6 @@
-"""Distillation: a small student learns from what a teacher computed for texts."""
+"""Distillation: a small NeoBERT learns what an embedding model computes for texts."""
+
+from neobert_hf.distillation.recipe import distil
+
+
+__all__ = ["distil"]

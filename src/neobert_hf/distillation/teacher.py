@@ -1,4 +1,4 @@
-"""Texts of many lengths, and what a teacher computes for them: the first part of examples/distil.py.
+"""Texts of many lengths, and what a teacher computes for them.
 
 Nothing but plain text is needed. A document is cut into passages, and each passage gives three texts: itself, one of
 its sentences, and a few neighbouring words that stand for a query. Which passages are used follows from a hash of their
@@ -13,7 +13,7 @@ import heapq
 import random
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +25,13 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import batch_to_device
+from tqdm.auto import tqdm
 from xxhash import xxh3_64_intdigest
 
 from neobert_hf.common.files import atomic_write
 from neobert_hf.common.fingerprints import texts_checksum
 from neobert_hf.cpu_neobert import pack_linear_layers
-from neobert_hf.data.sources import stream_text
+from neobert_hf.data.sources import Source, name_of, stream_text
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
 
@@ -51,7 +52,7 @@ BATCHES = {"cpu": 16, "cuda": 256}
 class Text(NamedTuple):
     """A text as the teacher reads it: a query gets the teacher's prompt for queries."""
 
-    words: str
+    content: str
     is_query: bool
 
 
@@ -85,11 +86,15 @@ def texts_of(passage: list[str]) -> list[Text]:
     return texts if len(passage) > 1 else [texts[0], texts[2]]
 
 
-def choose_texts(sources: Sequence[str], column: str, most_passages: int) -> tuple[list[Text], list[Text]]:
+def checksum_of(texts: Iterable[Text]) -> str:
+    return texts_checksum(f"{text.is_query} {text.content}" for text in texts)
+
+
+def choose_texts(sources: Sequence[Source], column: str, most_passages: int) -> tuple[list[Text], list[Text]]:
     """The texts to learn from and those that are held out, cut from different passages.
 
     Args:
-        sources: files, patterns, folders or Hub datasets, as for `stream_text`.
+        sources: files, patterns, folders, Hub datasets or tables in memory, as for `stream_text`.
         column: the column that holds the text.
         most_passages: how many passages are used; those with the smallest hashes are.
 
@@ -107,12 +112,14 @@ def choose_texts(sources: Sequence[str], column: str, most_passages: int) -> tup
     chosen = list(dict(heapq.nsmallest(most_passages, hashed())).values())
     if len(chosen) < 20:
         raise ValueError(
-            f"{', '.join(map(repr, sources))} holds {len(chosen)} passages of text in the column {column!r}; it must "
-            "hold 20 or more, and some ten thousand to learn well. Name another column, or add texts."
+            f"{', '.join(map(name_of, sources))} holds {len(chosen)} passages of text in the column {column!r}; it "
+            "must hold 20 or more, and some ten thousand to learn well. Name another column, or add texts."
         )
     held_out = min(MOST_HELD_OUT, len(chosen) // 20)
-    learned, measured = chosen[held_out:], chosen[:held_out]
-    return [text for each in learned for text in texts_of(each)], [text for each in measured for text in texts_of(each)]
+    to_learn, to_measure = (
+        [text for passage in some for text in texts_of(passage)] for some in (chosen[held_out:], chosen[:held_out])
+    )
+    return to_learn, to_measure
 
 
 def fast_bfloat16(device: torch.device) -> bool:
@@ -144,8 +151,8 @@ def load_teacher(path: str, device: torch.device) -> SentenceTransformer:
 
 
 @dataclass
-class Answers:
-    """Texts, and what the teacher computed for them.
+class Targets:
+    """Texts, and what the teacher computed for them, which the student learns.
 
     Args:
         files: the tensors of each file: `ids` (tokens,) and `lengths` (texts,), int32; `states` (tokens, width),
@@ -174,49 +181,54 @@ class Answers:
         return tensors["ids"][tokens], tensors["states"][tokens], tensors["vectors"][row]
 
 
-def ask_teacher(teacher: SentenceTransformer, fingerprint: str, texts: list[Text], folder: Path) -> Answers:
+def compute_targets(teacher: SentenceTransformer, fingerprint: str, texts: list[Text], folder: Path) -> Targets:
     """Let the teacher read the texts that no file in the folder holds yet.
 
     Args:
         fingerprint: of the teacher. A file of another teacher or of other texts is written anew.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    files, bar = [], tqdm(total=len(texts), unit=" texts", desc="the teacher reads")
     for start in range(0, len(texts), TEXTS_OF_FILE):
         file = folder / f"{start // TEXTS_OF_FILE:05}.safetensors"
         part = texts[start : start + TEXTS_OF_FILE]
-        origin = {"teacher": fingerprint, "texts": texts_checksum(map(repr, part))}
+        identity = {"teacher": fingerprint, "texts": checksum_of(part)}
         stored = None
         if file.exists():
             with safe_open(file, framework="pt") as opened:
                 stored = opened.metadata()
-        if stored != origin:
+        if stored == identity:
+            # Without this, the time left would be that of a teacher who reads such texts in no time.
+            bar.initial += len(part)
+            bar.update(len(part))
+        else:
             with atomic_write(file) as partial:
-                save_file(_read(teacher, part), partial, metadata=origin)
-            print(f"teacher: {start + len(part):,} of {len(texts):,} texts", flush=True)
+                save_file(_read(teacher, part, bar), partial, metadata=identity)
         files.append(load_file(file))
-    return Answers(texts, files)
+    bar.close()
+    return Targets(texts, files)
 
 
 @torch.inference_mode()
-def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
-    """The tensors of a file, see `Answers`."""
+def _read(teacher: SentenceTransformer, texts: list[Text], bar: tqdm) -> dict[str, torch.Tensor]:
+    """The tensors of a file, see `Targets`."""
     found: list[tuple] = [()] * len(texts)
     for kind in ("query", "document"):
         rows = [row for row, text in enumerate(texts) if text.is_query == (kind == "query")]
-        rows.sort(key=lambda row: -len(texts[row].words))
+        rows.sort(key=lambda row: -len(texts[row].content))
         size = BATCHES.get(teacher.device.type, BATCHES["cpu"])
         for batch in (rows[start : start + size] for start in range(0, len(rows), size)):
-            features = teacher.preprocess([texts[row].words for row in batch], prompt=prompt_of(teacher, kind))
+            features = teacher.preprocess([texts[row].content for row in batch], prompt=prompt_of(teacher, kind))
             outputs = teacher(batch_to_device(features, teacher.device))
             mask, vectors = outputs["attention_mask"].bool(), outputs["sentence_embedding"].float().cpu()
             ids, states = outputs["input_ids"][mask].int().cpu(), outputs["token_embeddings"][mask].half().cpu()
             if not (states.isfinite().all() and vectors.isfinite().all()):
-                first = texts[batch[0]].words[:80]
+                first = texts[batch[0]].content[:80]
                 raise FloatingPointError(f"The teacher's numbers are not finite for texts such as {first!r}.")
             lengths = mask.sum(1).tolist()
-            for row, *answer in zip(batch, ids.split(lengths), states.split(lengths), vectors):
-                found[row] = tuple(answer)
+            for row, *tensors in zip(batch, ids.split(lengths), states.split(lengths), vectors):
+                found[row] = tuple(tensors)
+            bar.update(len(batch))
     ids, states, vectors = zip(*found)
     lengths = torch.tensor([len(each) for each in ids], dtype=torch.int32)
     return {"ids": torch.cat(ids), "lengths": lengths, "states": torch.cat(states), "vectors": torch.stack(vectors)}

@@ -1,30 +1,22 @@
-"""Distillation: a small student learns the token states and vectors that a teacher has computed for texts.
-
-The loss is the sum of four parts: the squared distance of the token states, whose root mean square length is 1; twice
-one minus the cosine of the vectors, as in Sentence Transformers' `EmbedDistillLoss`; and half the KL divergence of the
-similarities within a batch, and to the teacher's vectors of other texts. With vectors alone, the cosine to MiniLM ended
-at 0.737 instead of 0.816. Cosines do not depend on lengths, so teachers may normalise their vectors or not.
-
-References:
-    https://arxiv.org/abs/1909.10351 (TinyBERT: hidden states), https://arxiv.org/abs/2004.09813 (vectors), and
-    https://arxiv.org/abs/2010.11386 (KL of similarities in a batch).
-"""
+"""Training of a student: the settings, the batches, three learning rates, and the model card."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
 from neobert_hf.common.files import atomic_folder, write_json, write_text
-from neobert_hf.common.fingerprints import model_fingerprint, texts_checksum
-from neobert_hf.common.run import identity_of
+from neobert_hf.common.recipe import Result
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
-from neobert_hf.distillation.student import Student, StudentSettings, cosine_to_teacher
-from neobert_hf.distillation.teacher import Answers, Text, fast_bfloat16
-from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by, result_settings
+from neobert_hf.data.sources import list_of
+from neobert_hf.distillation.student import Student, cosine_to_teacher
+from neobert_hf.distillation.teacher import Targets, fast_bfloat16
+from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
+from neobert_hf.training.run import Run
 from neobert_hf.training.trainer import ResumableTrainer
 
 
@@ -51,6 +43,10 @@ class DistilSettings:
     )
     # Twice this rate broke the embeddings in a trial.
     embedding_learning_rate: float = field(default=1.5e-4, metadata={"help": "peak value, for the embeddings"})
+
+    def __post_init__(self):
+        self.texts = list_of(self.texts)
+        check_numbers(self, {"passages": "1 or more", "embedding_learning_rate": "0 or more"})
 
 
 @dataclass
@@ -85,18 +81,8 @@ class DistilArguments(TrainingArguments):
         super().__post_init__()
 
 
-def run_identity(
-    settings: DistilSettings, student: StudentSettings, arguments: DistilArguments, learned: list[Text]
-) -> dict[str, Any]:
-    """All that the student's weights depend on, by name."""
-    weights = {"teacher": model_fingerprint(settings.teacher), "texts": texts_checksum(map(repr, learned))}
-    if student.student:
-        weights["student"] = model_fingerprint(student.student)
-    return identity_of(settings, student, result_settings(arguments), leave_out=("column",), **weights)
-
-
 def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
-    """The inputs of `Student` for texts of `Answers`.
+    """The inputs of `Student` for texts of `Targets`.
 
     The texts of a batch have all lengths, since NeoBERT does not compute padding. In batches of one length each step
     undid a part of what the one before had learned for other lengths: the cosine was 0.695 after 200 steps, not 0.718.
@@ -120,7 +106,7 @@ A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its tea
 an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
 that it did not learn from.
 
-It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
+It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with `distil` of neobert_hf. The licences
 of teacher and texts apply.
 """
 
@@ -130,8 +116,7 @@ class DistilTrainer(ResumableTrainer):
 
     Args:
         settings: the distillation's; its other values are among the Trainer's arguments.
-        learned, held_out: the texts to learn from and to measure on, with the teacher's answers.
-        identity: see `run_identity`.
+        targets, held_out: of the texts to learn from and to measure on.
     """
 
     def __init__(
@@ -139,22 +124,22 @@ class DistilTrainer(ResumableTrainer):
         student: Student,
         settings: DistilSettings,
         args: DistilArguments,
-        learned: Answers,
-        held_out: Answers,
-        identity: dict[str, Any],
+        targets: Targets,
+        held_out: Targets,
+        run: Run,
     ):
         self.distil_settings = settings
         if args.max_steps <= 0:
-            steps = -(-len(learned) // (args.per_device_train_batch_size * args.gradient_accumulation_steps))
+            steps = -(-len(targets) // (args.per_device_train_batch_size * args.gradient_accumulation_steps))
             args.max_steps = int(args.num_train_epochs * steps)
         padding = student.encoder.config.pad_token_id
         super().__init__(
             student,
             args,
             data_collator=lambda texts: collate(texts, padding),
-            train_dataset=learned,
+            train_dataset=targets,
             eval_dataset=held_out,
-            settings=identity,
+            run=run,
         )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -184,9 +169,9 @@ class DistilTrainer(ResumableTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def save_student(self) -> None:
+    def save_student(self) -> Result:
         """Write `model/`, with a card, and `log.json`."""
-        output, model, settings = Path(self.args.output_dir), self.model.model, self.distil_settings
+        output, model, settings = self.run.folder, self.model.model, self.distil_settings
         cosine = cosine_to_teacher(model, self.eval_dataset)
         card = CARD.format(
             layers=model[0].model.config.num_hidden_layers,
@@ -203,7 +188,9 @@ class DistilTrainer(ResumableTrainer):
         with atomic_folder(output / "model") as partial:
             model.eval().save_pretrained(str(partial), create_model_card=False)
             write_text(partial / "README.md", card)
-        write_json(output / "log.json", self.state.log_history)
+        write_json(output / "log.json", self.log_without_timings())
         measured = [entry["eval_cosine"] for entry in self.state.log_history if "eval_cosine" in entry]
-        before = f"{measured[0]:.3f} before training and " if measured else ""
-        print(f"{output / 'model'}: cosine to the teacher {before}{cosine:.3f} after, on held-out texts", flush=True)
+        before = {"cosine": measured[0]} if measured else {}
+        words = f" ({measured[0]:.4f} before training)" if measured else ""
+        print(f"{output / 'model'}: cosine to the teacher {cosine:.4f}{words}, on held-out texts", flush=True)
+        return Result(output / "model", {"cosine": cosine}, before)

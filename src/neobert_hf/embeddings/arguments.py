@@ -1,10 +1,11 @@
-"""Settings that the recipes for embedding models and rerankers share. Those of one recipe stand in its script."""
+"""Settings that the recipes for embedding models and rerankers share. Those of one recipe stand with it."""
 
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 
@@ -53,17 +54,40 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     save_total_limit: int | None = field(default=2, metadata={"help": "number of complete checkpoints to keep"})
 
     def __post_init__(self):
+        check_numbers(self, {"max_steps": "1 or more"})
         fix(self, FIXED, UNUSED)
         follow_hardware(self)
         super().__post_init__()
 
 
 @dataclass
-class RecipeArguments:
-    """The model to train, and the data to train it on."""
+class PairSettings:
+    """The model to train, and the data to train it on.
+
+    The pairs are one table, `pairs`, which from Python may be one in memory, or those of the mixture in `datasets`.
+    """
 
     model: str = field(metadata={"help": "an encoder: path or Hub id", "path": "or Hub id"})
-    datasets: str = field(metadata={"help": "YAML file that describes the datasets", "path": True})
+    pairs: str | None = field(
+        default=None,
+        metadata={
+            "help": "a table of pairs, in place of `datasets`: file, pattern, folder or Hub dataset",
+            "path": "or Hub id",
+        },
+    )
+    query: str = field(default="query", metadata={"help": "column of `pairs` with the queries"})
+    positive: str = field(default="positive", metadata={"help": "column of `pairs` with a right text for each query"})
+    instruction: str = field(default="", metadata={"help": "what is put before the queries of `pairs`"})
+    held_out: float = field(
+        default=0.1,
+        metadata={
+            "help": "share of the queries of `pairs` that are not trained on, at most 1,000; retrieval is measured "
+            "with them; 0 for none"
+        },
+    )
+    datasets: str | None = field(
+        default=None, metadata={"help": "YAML file that describes a mixture of datasets", "path": True}
+    )
     only: list[str] = field(default_factory=list, metadata={"help": "use these datasets of the file; all if empty"})
     max_length: int = field(default=1024, metadata={"help": "tokens; longer texts are cut"})
     max_negatives: int | None = field(
@@ -74,14 +98,22 @@ class RecipeArguments:
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
+    def __post_init__(self):
+        if self.pairs is None and self.datasets is None:
+            raise ValueError("There is nothing to train on: give a table as `pairs`, or a YAML file as `datasets`.")
+        ranges = {"held_out": "0 or more and below 1", "max_length": "1 or more", "max_negatives": "0 or more"}
+        check_numbers(self, ranges | {"alpha": "a number"})
+
     def models(self) -> dict[str, str]:
         """The models that the run reads, by the name of their setting."""
-        names = [each.name for each in fields(self) if each.metadata.get("path") == "or Hub id"]
+        names = [
+            each.name for each in fields(self) if each.metadata.get("path") == "or Hub id" and each.name != "pairs"
+        ]
         return {name: path for name in names if (path := getattr(self, name)) is not None}
 
 
 @dataclass
-class MiningArguments(RecipeArguments):
+class MiningSettings(PairSettings):
     """How hard negatives are found for the datasets that have none; see `mining.py`."""
 
     miner: str | None = field(

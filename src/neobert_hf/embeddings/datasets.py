@@ -1,29 +1,35 @@
-"""Datasets of pairs: the YAML file that describes them, and the rows that it leads to.
+"""Datasets of pairs: one table, or what a YAML file describes, and the rows that it leads to.
 
 `configs/embeddings/datasets.yaml` explains the format and holds the paper's datasets. Whatever a table looks like, its
 rows become `query`, `positive` and `negatives`, a list of any length.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub.dataclasses import strict
 
+from neobert_hf.common.fingerprints import texts_checksum
 from neobert_hf.common.paths import beside_file, check_file_name
 from neobert_hf.common.settings import check_mapping, nearest, read_entry, read_yaml
 from neobert_hf.data.rows import Row, is_empty, list_as_text
-from neobert_hf.data.sources import files_state, read_rows
+from neobert_hf.data.sources import Source, files_state, is_table, name_of, read_rows
 from neobert_hf.embeddings.prompts import as_prompt
 
 
 FEATURES = Features({"query": Value("string"), "positive": Value("string"), "negatives": List(Value("string"))})
 # How many rows are looked at for lists that are written as text.
 SAMPLED = 100
+# Queries of a table of pairs that are held out: an evaluation ranks all of their positives for each of them.
+MOST_HELD_OUT = 1_000
 
 
 # What the file describes: datasets, each of one table or of several, and tables of texts for columns of ids
@@ -32,7 +38,7 @@ SAMPLED = 100
 @strict
 @dataclass
 class Lookup:
-    """The table that holds the texts of a column of ids: its columns, and its source if that is not the part's."""
+    """The table that holds the texts of a column of ids: its columns, and its source if that is not the pairs'."""
 
     id: str
     text: str
@@ -43,20 +49,21 @@ class Lookup:
 
 @strict
 @dataclass
-class Part:
-    """One table of a dataset.
+class PairTable:
+    """A table of pairs, which is a dataset or one of several tables of it.
 
     Columns are named by paths: `set.0` is the first item of the list in `set`, `neg.*.text` the text of every item in
     `neg`. The texts of several paths are joined with a space (`query`, `positive`) or are all used (`negatives`).
 
     Args:
+        source: a file, a pattern, a folder, a Hub dataset or, from Python, a table in memory.
         split: may be a slice such as `train[:100000]`.
         above: numbers that a row must exceed, by column.
         skip_incomplete: leave out rows without query or positive; otherwise they are errors.
         lookups: where to find the texts of columns that hold ids, by column.
     """
 
-    source: str
+    source: Any
     query: str | list[str]
     positive: str | list[str]
     negatives: str | list[str] | None = None
@@ -77,8 +84,8 @@ class Part:
         named = getattr(self, role) or []
         return [named] if isinstance(named, str) else named
 
-    def tables(self) -> list["Part | Lookup"]:
-        """All tables that the part is read from."""
+    def read_tables(self) -> list["PairTable | Lookup"]:
+        """This table, and those of its lookups."""
         return [self, *(lookup for lookup in self.lookups.values() if lookup.source is not None)]
 
 
@@ -88,7 +95,7 @@ class PairDataset:
     """A dataset as the file describes it.
 
     Args:
-        parts: tables with rows of the same kind, read one after the other.
+        tables: have rows of the same kind, and are read one after the other.
         batch_size: the largest number of rows in a batch. Needed where positives are labels: no two rows of a batch
             may have the same positive, so a batch cannot have more rows than there are labels.
         default: whether its instruction is the prompt of queries for which none is named; see `TrainingData.prompts`.
@@ -98,7 +105,7 @@ class PairDataset:
 
     name: str
     instruction: str
-    parts: list[Part]
+    tables: list[PairTable]
     batch_size: int | None = None
     default: bool = False
     document_instruction: str = ""
@@ -113,9 +120,9 @@ class PairDataset:
     def document_prompt(self) -> str:
         return as_prompt(self.document_instruction)
 
-    def sources(self) -> list[str]:
-        """The files, folders and Hub datasets that it is read from."""
-        return [table.source for part in self.parts for table in part.tables()]
+    def sources(self) -> list[Source]:
+        """The files, folders, Hub datasets and tables in memory that it is read from."""
+        return [each.source for table in self.tables for each in table.read_tables()]
 
     def most_negatives(self) -> int:
         """The largest number of hard negatives that a row has."""
@@ -215,15 +222,31 @@ def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset
     if name in ("query", "document", "passage", "corpus"):
         # The model keeps a prompt under each dataset's name.
         raise ValueError(f"{where}: this is the name of another prompt; give the dataset another name.")
-    keys = ("instruction", "document_instruction", "batch_size", "default")
     table = dict(check_mapping(where, entry))
+    keys = [key for key in ("instruction", "document_instruction", "batch_size", "default") if key not in given]
+    of_table = [each.name for each in fields(PairTable)]
+    for key in table:
+        if key not in (known := [*of_table, *keys, "parts"]):
+            raise ValueError(f"{where} has the unknown key {key!r}{nearest(str(key), known)}")
     of_dataset = {key: table.pop(key) for key in keys if key in table}
     # What stands beside `parts` is the same for all of them.
-    tables = [table | check_mapping(where, part) for part in table.pop("parts", None) or [{}]]
-    parts = [read_entry(Part, where, each) for each in tables]
-    for each in [each for part in parts for each in part.tables()]:
+    entries = [table | check_mapping(where, part) for part in table.pop("parts", None) or [{}]]
+    tables = [read_entry(PairTable, where, each) for each in entries]
+    for each in [each for table in tables for each in table.read_tables()]:
+        if not isinstance(each.source, str):
+            raise ValueError(f"{where}: `source` is {each.source!r}; it must be a path, a pattern or a Hub id.")
         each.source = beside_file(path, each.source, or_id=True)
-    return read_entry(PairDataset, where, of_dataset, name=name, parts=parts, rows=None, **given)
+    return read_entry(PairDataset, where, of_dataset, name=name, tables=tables, rows=None, **given)
+
+
+def describe_table(source: Source, query: str, positive: str, instruction: str) -> TrainingData:
+    """One table of pairs as the only dataset, which is called `pairs`.
+
+    Args:
+        query, positive: its columns.
+        instruction: is put before queries.
+    """
+    return TrainingData({"pairs": PairDataset("pairs", instruction, [PairTable(source, query, positive)])}, {})
 
 
 # The rows
@@ -243,14 +266,35 @@ def load_pairs(dataset: PairDataset, max_negatives: int | None = None, scored: b
     # `datasets` keeps the rows in its cache, and returns those if all these values are the same. It would divide lists
     # among processes, hence the tuples.
     files = tuple(files_state(source) for source in dataset.sources())
-    values = {"parts": tuple(dataset.parts), "files": files, "max_negatives": max_negatives, "scored": scored}
+    values = {"tables": tuple(dataset.tables), "files": files, "max_negatives": max_negatives, "scored": scored}
     features = Features(FEATURES | {"score": Value("float64")}) if scored else FEATURES
     try:
+        if any(map(is_table, dataset.sources())):
+            return Dataset.from_list(list(_pairs(**values)), features=features)
         return Dataset.from_generator(_pairs, features=features, gen_kwargs=values)
-    except DatasetGenerationError as error:
-        if not isinstance(error.__cause__, (OSError, ValueError)):
+    except (DatasetGenerationError, OSError, ValueError) as error:
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        if not isinstance(cause, (OSError, ValueError)):
             raise
-        raise type(error.__cause__)(f"Dataset {dataset.name}: {error.__cause__}") from error
+        raise type(cause)(f"Dataset {dataset.name}: {cause}") from error
+
+
+def hold_out_queries(data: TrainingData, share: float) -> None:
+    """Take a share of the queries out of the only training dataset, and let them be the dataset for retrieval.
+
+    They are those with the smallest hashes, with all of their rows, so that they do not depend on the order of rows.
+    """
+    (dataset,) = data.train.values()
+    queries = dataset.rows.unique("query")
+    count = min(round(share * len(queries)), MOST_HELD_OUT)
+    if count < 2:
+        print(f"note: {len(queries):,} queries are too few to hold some out, so the model gets no score.", flush=True)
+        return
+    chosen = heapq.nsmallest(count, queries, key=lambda query: texts_checksum([query]))
+    is_chosen = pc.is_in(dataset.rows.data.column("query"), value_set=pa.array(chosen, pa.string())).to_numpy()
+    held_out, rest = (dataset.rows.select(np.flatnonzero(mask)).flatten_indices() for mask in (is_chosen, ~is_chosen))
+    data.evaluation["retrieval"] = replace(dataset, rows=held_out)
+    dataset.rows = rest
 
 
 def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
@@ -262,32 +306,32 @@ def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
 
 
 def _pairs(
-    parts: tuple[Part, ...], files: tuple[Any, ...], max_negatives: int | None, scored: bool
+    tables: tuple[PairTable, ...], files: tuple[Any, ...], max_negatives: int | None, scored: bool
 ) -> Iterator[dict[str, Any]]:
-    for part in parts:
+    for table in tables:
         any_row = any_negative = False
-        for row in _rows_of_part(part, scored):
-            negatives = [text for path in part.paths("negatives") for text in _texts_at(path, row, optional=True)]
-            query, positive = (_joined_text(role, row, part) for role in ("query", "positive"))
+        for row in _rows_of_table(table, scored):
+            negatives = [text for path in table.paths("negatives") for text in _texts_at(path, row, optional=True)]
+            query, positive = (_joined_text(role, row, table) for role in ("query", "positive"))
             if query is not None and positive is not None:
                 pair = {"query": query, "positive": positive, "negatives": negatives[:max_negatives]}
                 yield pair | ({"score": row.number("score")} if scored else {})
                 any_row, any_negative = True, any_negative or bool(negatives)
         if not any_row:
-            raise ValueError(f"{part.source}: none of its rows is left.")
-        if part.negatives and not any_negative:
+            raise ValueError(f"{name_of(table.source)}: none of its rows is left.")
+        if table.negatives and not any_negative:
             raise ValueError(
-                f"{part.source}: `negatives` is {part.negatives!r}, but no row has any. Leave `negatives` out, or name "
-                "the column that has them."
+                f"{name_of(table.source)}: `negatives` is {table.negatives!r}, but no row has any. Leave `negatives` "
+                "out, or name the column that has them."
             )
 
 
-def _rows_of_part(part: Part, scored: bool) -> Iterator[Row]:
+def _rows_of_table(table: PairTable, scored: bool) -> Iterator[Row]:
     """The rows that exceed the numbers of `above`, with the texts of ids in place of the ids."""
-    columns = sorted({path.split(".")[0] for role in FEATURES for path in part.paths(role)} | part.lookups.keys())
-    texts = {column: _texts_by_id(part, column) for column in part.lookups}
-    others = [*part.above, "score"] if scored else [*part.above]
-    rows = read_rows(part.source, [*columns, *others], part.subset, part.split)
+    columns = sorted({path.split(".")[0] for role in FEATURES for path in table.paths(role)} | table.lookups.keys())
+    texts = {column: _texts_by_id(table, column) for column in table.lookups}
+    others = [*table.above, "score"] if scored else [*table.above]
+    rows = read_rows(table.source, [*columns, *others], table.subset, table.split)
     first = list(islice(rows, SAMPLED))
     for column in columns:
         if example := list_as_text(row.cells.get(column) for row in first):
@@ -296,36 +340,36 @@ def _rows_of_part(part: Part, scored: bool) -> Iterator[Row]:
                 "JSON lines or Parquet, where a cell can hold a list, or one column for each text."
             )
     for row in chain(first, rows):
-        if all(row.cell(name) is not None and row.number(name) > number for name, number in part.above.items()):
+        if all(row.cell(name) is not None and row.number(name) > number for name, number in table.above.items()):
             row.cells |= {column: found.get(row.text_or_none(column)) for column, found in texts.items()}
             yield row
 
 
-def _texts_by_id(part: Part, column: str) -> dict[str, str | None]:
+def _texts_by_id(table: PairTable, column: str) -> dict[str, str | None]:
     """The texts of those ids that occur in a column. All texts of the other table might not fit in memory.
 
     Ids that are numbers become text: the other file may hold text.
     """
-    lookup, texts = part.lookups[column], {}
-    wanted = {row.text_or_none(column) for row in read_rows(part.source, [column], part.subset, part.split)}
-    for row in read_rows(lookup.source or part.source, [lookup.id, lookup.text], lookup.subset, lookup.split):
+    lookup, texts = table.lookups[column], {}
+    wanted = {row.text_or_none(column) for row in read_rows(table.source, [column], table.subset, table.split)}
+    for row in read_rows(lookup.source or table.source, [lookup.id, lookup.text], lookup.subset, lookup.split):
         if (identity := row.text(lookup.id)) in wanted:
             texts[identity] = row.text_or_none(lookup.text)
     return texts
 
 
-def _joined_text(role: str, row: Row, part: Part) -> str | None:
+def _joined_text(role: str, row: Row, table: PairTable) -> str | None:
     """The query or the positive of a row; None if a text of it is missing, and the row is to be left out."""
     texts = []
-    for path in part.paths(role):
+    for path in table.paths(role):
         found = _texts_at(path, row)
-        if not found and part.skip_incomplete:
+        if not found and table.skip_incomplete:
             return None
         if len(found) != 1:
             why = f"{path} is empty" if not found else f"{path} has {len(found)} texts; name one, as {path}.0"
             raise ValueError(
-                f"{row.place} has no {role} ({why}). Correct it, or set `skip_incomplete: true` to leave rows "
-                "without one out."
+                f"{row.place} has no {role} ({why}). Correct it or drop the row; in the description of a dataset, "
+                "`skip_incomplete: true` leaves rows without one out."
             )
         texts += found
     return " ".join(texts)

@@ -12,10 +12,11 @@ from sentence_transformers.util import mine_hard_negatives
 
 from neobert_hf.common.files import write_parquet
 from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.embeddings.arguments import MiningSettings
 from neobert_hf.embeddings.datasets import PairDataset, positives_of_queries
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.embeddings.recipe import Run
+from neobert_hf.embeddings.recipe import PairTraining
 
 
 # A negative scores at most 95% of what the right document does: the best of the filters that NV-Retriever compares
@@ -23,27 +24,28 @@ from neobert_hf.embeddings.recipe import Run
 RELATIVE_MARGIN = 0.05
 
 
-def add_mined_negatives(run: Run) -> None:
+def add_mined_negatives(training: PairTraining) -> None:
     """Give hard negatives to the training datasets that have none. They are mined once, into `output_dir/mined`.
 
     Raises:
         FileNotFoundError: if training has begun, and the negatives that it began with are missing.
         ValueError: if the miner is no trained embedding model.
     """
-    made_with = [model_fingerprint(run.settings.miner), run.settings.negatives, RELATIVE_MARGIN]
-    for dataset in run.data.train.values():
+    settings = training.settings
+    identity = [model_fingerprint(settings.miner), settings.negatives, RELATIVE_MARGIN]
+    for dataset in training.data.train.values():
         if not dataset.most_negatives():
-            run.replace_rows(dataset, "mined", made_with, partial(mine_negatives, run, dataset))
+            training.replace_rows(dataset, "mined", identity, partial(mine_negatives, settings, dataset))
 
 
-def mine_negatives(run: Run, dataset: PairDataset, file: Path) -> None:
+def mine_negatives(settings: MiningSettings, dataset: PairDataset, file: Path) -> None:
     """Store the rows of a dataset, each with up to `negatives` of the documents most similar to its query."""
-    miner = load_trained_model(run.settings.miner, "miner", run.settings.trust_remote_code)
+    miner = load_trained_model(settings.miner, "miner", settings.trust_remote_code)
     query_prompt, document_prompt = prompts_of_helper("miner", miner, dataset)
     labelled = mine_hard_negatives(
         dataset.rows.select_columns(["query", "positive"]),
         miner,
-        num_negatives=run.settings.negatives,
+        num_negatives=settings.negatives,
         query_prompt=query_prompt,
         corpus_prompt=document_prompt,
         relative_margin=RELATIVE_MARGIN,

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
@@ -90,6 +90,11 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_plain(model, path)
     model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+    if max_length <= (special := model.tokenizer.num_special_tokens_to_add()):
+        raise ValueError(f"`max_length` is {max_length}, and {special} tokens of each text are special ones: set more.")
+    if not isinstance(model, CrossEncoder):
+        # Sentence Transformers chooses a default when an evaluation first asks, and saves it only from then on.
+        model.similarity_fn_name = model.similarity_fn_name
     return model
 
 
@@ -116,6 +121,15 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
     return encoder
 
 
+def check_trained(path: str, setting: str, trust_remote_code: bool = False) -> None:
+    """What `load_trained_model` refuses, as far as it can be seen without loading the model."""
+    if dense_kind_of(path, trust_remote_code, setting) is None:
+        raise ValueError(
+            f"`{setting}` is {path}, which is no embedding model: it has no modules.json, which names a pooling. Train "
+            "it on pairs with `finetune_embeddings` first, or name an embedding model on the Hub."
+        )
+
+
 def load_trained_model(path: str, setting: str, trust_remote_code: bool = False) -> SentenceTransformer:
     """A trained embedding model that helps to train another one: folder or Hub id.
 
@@ -126,11 +140,7 @@ def load_trained_model(path: str, setting: str, trust_remote_code: bool = False)
         ValueError: if it is of another kind, or an encoder without a trained pooling: the mean of the hidden states of
             a masked language model says little about what a text is about.
     """
-    if dense_kind_of(path, trust_remote_code, setting) is None:
-        raise ValueError(
-            f"`{setting}` is {path}, which is no embedding model: it has no modules.json, which names a pooling. Train "
-            "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
-        )
+    check_trained(path, setting, trust_remote_code)
     model = SentenceTransformer(path, trust_remote_code=trust_remote_code)
     check_plain(model, path)
     return model

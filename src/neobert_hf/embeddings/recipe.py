@@ -1,4 +1,4 @@
-"""What the recipes that train embedding models and rerankers share: settings, data, resuming, and evaluation."""
+"""What the recipes that train embedding models and rerankers share: data, resuming, and the evaluation of retrieval."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,58 +15,58 @@ from transformers import set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_model_exists
-from neobert_hf.common.run import check_inputs, identity_of
-from neobert_hf.common.settings import parse_config
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.embeddings.arguments import EmbeddingArguments, RecipeArguments
+from neobert_hf.embeddings.arguments import EmbeddingArguments, PairSettings
 from neobert_hf.embeddings.datasets import (
     PairDataset,
     TrainingData,
+    describe_table,
+    hold_out_queries,
     load_pairs,
     positives_of_queries,
     read_descriptions,
 )
-from neobert_hf.training.arguments import result_settings
-from neobert_hf.training.run import newest_checkpoint, training_folder
+from neobert_hf.embeddings.models import check_trained
+from neobert_hf.training.run import Run
 
 
 # What is written to `output_dir` besides checkpoints, model and log.
 WRITES = ("mined", "clusters")
+# The rows, instructions and the number of batches of a step are part of a run's identity by themselves.
+LEAVE_OUT = ("query", "positive", "instruction", "held_out", "prompts", "gradient_accumulation_steps")
 
 
 @dataclass
-class Run:
-    """A run of a recipe, ready for its model.
+class PairTraining:
+    """A training on pairs, ready for its model.
 
     Args:
-        identity: all that the trained weights depend on, stored in checkpoints and compared on resume.
-        checkpoint: from which an interrupted run is resumed; None for a new run.
+        run: its folder, identity and checkpoint.
     """
 
-    settings: RecipeArguments
+    settings: PairSettings
     arguments: EmbeddingArguments
     data: TrainingData
-    identity: dict
-    checkpoint: Path | None
+    run: Run
 
     def replace_rows(
-        self, dataset: PairDataset, folder: str, made_with: list[Any], make: Callable[[Path], None]
+        self, dataset: PairDataset, folder: str, identity: list[Any], make: Callable[[Path], None]
     ) -> None:
         """Replace the rows of a dataset by others, which a model makes of them once, in the first start of the run.
 
         Args:
             folder: where they are stored, in `output_dir`.
-            made_with: what they depend on besides the rows and prompts of the dataset.
+            identity: what they depend on besides the rows and prompts of the dataset.
             make: makes them, and stores them in the file that it is given; see `write_parquet`.
 
         Raises:
             FileNotFoundError: if training has begun with such rows, and the file is missing.
         """
-        made_of = [dataset.name, dataset.prompt, dataset.document_prompt]
-        file = Path(self.arguments.output_dir, folder, f"{fingerprint(dataset.rows, made_of, made_with)}.parquet")
+        described = [dataset.name, dataset.prompt, dataset.document_prompt]
+        file = self.run.folder / folder / f"{fingerprint(dataset.rows, described, identity)}.parquet"
         with self.arguments.main_process_first(desc=folder):
             if not file.exists():
-                if self.checkpoint is not None:
+                if self.run.checkpoint is not None:
                     raise FileNotFoundError(
                         f"{file}, with which this run began, is missing: restore it, or use another `output_dir`."
                     )
@@ -77,37 +77,57 @@ class Run:
 
 
 @contextmanager
-def prepare_run(settings_class: type[RecipeArguments], args: list[str] | None = None) -> Iterator[Run]:
-    """Read settings and data, and find the checkpoint to resume from. `output_dir` is locked while the block runs.
+def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingArguments) -> Iterator[PairTraining]:
+    """Read the data of a run, which keeps `output_dir` while the block runs, and find the checkpoint to go on from.
+
+    Args:
+        recipe: its name.
 
     Raises:
-        SettingsMismatch: if the checkpoint is of a run with other settings.
+        SettingsMismatch: if the checkpoint is of a run with other settings, data or models.
     """
-    settings, arguments = parse_config(settings_class, EmbeddingArguments, args=args)
+    data = describe_data(settings)
     models = settings.models()
-    with training_folder(arguments, "embedding training", WRITES, models | {"datasets": settings.datasets}):
-        for name, path in models.items():
-            check_model_exists(path, name)
+    datasets = [*data.train.values(), *data.evaluation.values()]
+    sources = {f"source of {dataset.name}": dataset.sources() for dataset in datasets}
+    folder = {"inputs": models | {"datasets": settings.datasets}, "sources": sources}
+    with Run.start(recipe, arguments, settings, **folder, writes=WRITES, leave_out=LEAVE_OUT) as run:
+        check_model_exists(settings.model, "model")
+        for name in models.keys() - {"model"}:
+            check_trained(models[name], name, settings.trust_remote_code)
         set_seed(arguments.seed)
-        data = read_data(settings, arguments)
-        identity = run_identity(settings, arguments, data)
-        checkpoint = newest_checkpoint(Path(arguments.output_dir), identity)
-        yield Run(settings, arguments, data, identity, checkpoint)
+        load_data(data, settings, arguments)
+        keys = ("instruction", "document_instruction", "batch_size")
+        run.identify(
+            datasets={
+                # The rows, wherever they are from.
+                name: {key: getattr(dataset, key) for key in keys} | {"content": fingerprint(dataset.rows)}
+                for name, dataset in data.train.items()
+            },
+            batches_per_step=arguments.world_size * arguments.gradient_accumulation_steps,
+            **{name: model_fingerprint(path) for name, path in models.items()},
+        )
+        yield PairTraining(settings, arguments, data, run)
 
 
-def read_data(settings: RecipeArguments, arguments: EmbeddingArguments) -> TrainingData:
-    """Load the datasets, one process after the other. See `load_pairs` for what is refused."""
-    data = read_descriptions(settings.datasets, settings.only)
-    for dataset in (*data.train.values(), *data.evaluation.values()):
-        check_inputs(arguments.output_dir, WRITES, {f"source of {dataset.name}": dataset.sources()})
+def describe_data(settings: PairSettings) -> TrainingData:
+    """The datasets of the settings, without their rows."""
+    if settings.pairs is not None:
+        return describe_table(settings.pairs, settings.query, settings.positive, settings.instruction)
+    return read_descriptions(settings.datasets, settings.only)
+
+
+def load_data(data: TrainingData, settings: PairSettings, arguments: EmbeddingArguments) -> None:
+    """Load the rows of the datasets, one process after the other. See `load_pairs` for what is refused."""
     with arguments.main_process_first(desc="reading the datasets"):
         for dataset in data.train.values():
             dataset.rows = load_pairs(dataset, settings.max_negatives)
         for kind, dataset in data.evaluation.items():
             dataset.rows = load_pairs(dataset, scored=kind == "sts")
+    if settings.pairs is not None and settings.held_out:
+        hold_out_queries(data, settings.held_out)
     if "retrieval" in data.evaluation:
         _report_pairs_of_both(data)
-    return data
 
 
 def _report_pairs_of_both(data: TrainingData) -> None:
@@ -120,25 +140,6 @@ def _report_pairs_of_both(data: TrainingData) -> None:
         rows = dataset.rows.select(np.flatnonzero(found))
         trained |= set(zip(rows["query"][:], rows["positive"][:]))
     report_repeated(trained, held_out, "the retrieval dataset")
-
-
-def run_identity(settings: RecipeArguments, arguments: EmbeddingArguments, data: TrainingData) -> dict:
-    """All that the trained weights depend on, by name."""
-    keys = ("instruction", "document_instruction", "batch_size")
-    datasets = {
-        # The rows, wherever they are from.
-        name: {key: getattr(dataset, key) for key in keys} | {"content": fingerprint(dataset.rows)}
-        for name, dataset in data.train.items()
-    }
-    return identity_of(
-        settings,
-        result_settings(arguments),
-        # `prompts` are the instructions of the datasets.
-        leave_out=("prompts", "gradient_accumulation_steps"),
-        datasets=datasets,
-        batches_per_step=arguments.world_size * arguments.gradient_accumulation_steps,
-        **{name: model_fingerprint(path) for name, path in settings.models().items()},
-    )
 
 
 def retrieval_evaluator(

@@ -13,15 +13,19 @@ Code between fences is left out: its comments look like headings, and it has no 
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
+from neobert_hf.common.files import write_parquet
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.rows import is_empty
-from neobert_hf.data.sources import stream_text
+from neobert_hf.data.sources import name_of, stream_text
 
 
 # Markdown's `## Title`, and reStructuredText's title with a line of marks under it and perhaps another one above.
@@ -60,6 +64,7 @@ class TextPairSettings:
     )
 
     def __post_init__(self):
+        check_numbers(self, {"held_out": "0 or more and below 1"})
         unknown = [kind for kind in self.kinds if kind not in MAKERS]
         if unknown or not self.kinds:
             raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")
@@ -75,7 +80,26 @@ class TextPairSettings:
         return output if part == "train" else output.with_stem(f"{output.stem}_{part}")
 
 
-def make_pairs(settings: TextPairSettings) -> DatasetDict:
+@recipe
+def make_pairs(settings: TextPairSettings) -> Result:
+    """Make pairs of texts from documents, for training without labels.
+
+    Returns:
+        As `output` the file of the pairs, `train`, and `held_out` if a share of the documents is held out.
+    """
+    # 1. Pairs of all documents
+    parts = pairs_of_documents(settings)
+
+    # 2. One file, or one for each part; each file is written completely or not at all
+    files = {part: settings.file_of(part) for part in parts}
+    for part, pairs in parts.items():
+        write_parquet(files[part], pairs)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(pairs["kind"]).items())
+        print(f"{files[part]}: {len(pairs):,} pairs ({kinds})", flush=True)
+    return Result(output=files)
+
+
+def pairs_of_documents(settings: TextPairSettings) -> DatasetDict:
     """Make pairs from all documents of a source; the same settings and text give the same pairs.
 
     Returns:
@@ -108,7 +132,9 @@ def make_pairs(settings: TextPairSettings) -> DatasetDict:
             trained |= {query, positive} if part == "train" else set()
         if not found[part]:
             where = " to hold out: raise `held_out`, or add documents" if part == "held_out" else ""
-            raise ValueError(f"{settings.source!r} gives no pair of the kinds {', '.join(settings.kinds)}{where}.")
+            raise ValueError(
+                f"{name_of(settings.source)!r} gives no pair of the kinds {', '.join(settings.kinds)}{where}."
+            )
     return DatasetDict({part: Dataset.from_list(pairs) for part, pairs in found.items()})
 
 

@@ -1,7 +1,9 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets, and resuming from complete checkpoints only."""
 
-from pathlib import Path
+import re
+from typing import Any
 
+import torch
 from datasets import DatasetDict
 from sentence_transformers import (
     CrossEncoder,
@@ -11,10 +13,15 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
     SparseEncoderTrainer,
 )
+from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.model_card import BaseModelCardCallback
 from torch.utils.data import BatchSampler, ConcatDataset
+from transformers.trainer_utils import IntervalStrategy
 
 from neobert_hf.common.files import write_json
+from neobert_hf.common.recipe import Result
+from neobert_hf.embeddings.arguments import EmbeddingArguments
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     FullBatchSampler,
@@ -24,9 +31,13 @@ from neobert_hf.embeddings.batches import (
     sampling_probabilities,
 )
 from neobert_hf.embeddings.datasets import PairDataset
-from neobert_hf.embeddings.recipe import Run
-from neobert_hf.training.adapters import add_adapters, describe_adapters, merge_adapters
-from neobert_hf.training.trainer import ResumableTrainer, end_processes
+from neobert_hf.embeddings.recipe import PairTraining
+from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, merge_adapters
+from neobert_hf.training.trainer import ResumableTrainer, is_measured
+
+
+# Endings of the metrics that the end of a run and the model card name first, one of each evaluator.
+MAIN_METRICS = ("ndcg@10", "spearman_cosine")
 
 
 class MixtureTrainer(ResumableTrainer):
@@ -48,38 +59,45 @@ class MixtureTrainer(ResumableTrainer):
     # Divides the rows of one dataset into batches.
     batch_sampler_class = FullBatchSampler
 
-    def __init__(self, model: BaseModel, run: Run, **kwargs):
-        self.run = run
-        self.batch_sizes = {name: self.rows_of_batch(dataset) for name, dataset in run.data.train.items()}
-        self.use_prompts(model)
-        self.has_adapters = getattr(run.settings, "lora_rank", None) is not None
+    def __init__(self, model: BaseModel, training: PairTraining, evaluator: BaseEvaluator | None = None, **kwargs):
+        self.settings, self.data, arguments = training.settings, training.data, training.arguments
+        self.batch_sizes = {
+            name: self.rows_of_batch(dataset, arguments.per_device_train_batch_size)
+            for name, dataset in self.data.train.items()
+        }
+        self.use_prompts(model, arguments)
+        self.has_adapters = isinstance(self.settings, LoraArguments) and self.settings.lora_rank is not None
         if self.has_adapters:
             # A reranker's head is new, so all of its weights are trained.
             head = isinstance(model, CrossEncoder)
-            add_adapters(model.transformers_model, run.settings, run.arguments.seed, with_head=head)
-        # Sentence Transformers chooses a model's similarity when it is first asked for, and saves it only from then on:
-        # at once, so that a run that was killed after its evaluation saves the same.
-        getattr(model, "similarity_fn_name", None)
-        rows = DatasetDict({name: dataset.rows for name, dataset in run.data.train.items()})
-        super().__init__(model, run.arguments, rows, settings=run.identity, **kwargs)
+            add_adapters(model.transformers_model, self.settings, arguments.seed, with_head=head)
+        if evaluator is None and arguments.eval_strategy != IntervalStrategy.NO:
+            raise ValueError(
+                f"`eval_strategy` is {arguments.eval_strategy.value!r}, but there are no data for an evaluation: set "
+                "it to no, or describe a dataset for `retrieval` in the file `datasets`."
+            )
+        # The score before training.
+        arguments.eval_on_start = evaluator is not None
+        rows = DatasetDict({name: dataset.rows for name, dataset in self.data.train.items()})
+        super().__init__(model, arguments, rows, run=training.run, evaluator=evaluator, **kwargs)
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is: with these engines, a shard.
             raise ValueError(
                 "FSDP and DeepSpeed would save incomplete models here: use DDP (configs/accelerate/ddp.yaml)."
             )
 
-    def rows_of_batch(self, dataset: PairDataset) -> int:
-        return dataset.rows_of_batch(self.run.arguments.per_device_train_batch_size)
+    def rows_of_batch(self, dataset: PairDataset, batch_size: int) -> int:
+        return dataset.rows_of_batch(batch_size)
 
-    def use_prompts(self, model: BaseModel) -> None:
+    def use_prompts(self, model: BaseModel, arguments: EmbeddingArguments) -> None:
         """Train with the prompts of the datasets, and save them in the model in place of those that it came with."""
-        model.prompts, model.default_prompt_name = self.run.data.prompts(), None
-        self.run.arguments.prompts = {}
-        for name, dataset in self.run.data.train.items():
+        model.prompts, model.default_prompt_name = self.data.prompts(), None
+        arguments.prompts = {}
+        for name, dataset in self.data.train.items():
             negatives = (f"negative_{number}" for number in range(dataset.most_negatives()))
             documents = dict.fromkeys(["positive", "hard_negative", *negatives], dataset.document_prompt)
             of_columns = {"query": dataset.prompt} | documents
-            self.run.arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
+            arguments.prompts[name] = {column: prompt for column, prompt in of_columns.items() if prompt}
 
     def get_batch_sampler(self, dataset, batch_size, drop_last, valid_label_columns=None, generator=None, seed=0):
         # Sentence Transformers gives the rows without their name, and in a format that adds it to each row.
@@ -88,7 +106,8 @@ class MixtureTrainer(ResumableTrainer):
         if not next(iter(sampler), None):
             raise ValueError(
                 f"Dataset {name} has {len(dataset):,} rows, but not {self.batch_sizes[name]} without a text in "
-                "common, which a batch needs. Give it a smaller `batch_size`, or add data."
+                "common, which a batch needs. Set a smaller `per_device_train_batch_size`, or in the description of "
+                "the dataset a smaller `batch_size`, or add data."
             )
         return sampler
 
@@ -96,31 +115,83 @@ class MixtureTrainer(ResumableTrainer):
         self, dataset: ConcatDataset, batch_samplers: list[BatchSampler], generator=None, seed=0
     ) -> MixtureBatchSampler:
         batches_per_step = self.args.world_size * self.args.gradient_accumulation_steps
-        alpha, steps = self.run.settings.alpha, self.args.max_steps
+        alpha, steps = self.settings.alpha, self.args.max_steps
         return MixtureBatchSampler(dataset, batch_samplers, alpha, steps, batches_per_step, seed)
 
-    def complete(self) -> None:
-        """Train to the end, evaluate, write `model/` and `log.json`, and leave the process group."""
-        output = Path(self.args.output_dir)
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        # The loader of an evaluation draws a random number. The training must not depend on the evaluation before it.
+        with torch.random.fork_rng(devices=[], enabled=self.state.global_step == 0):
+            return super().evaluate(*args, **kwargs)
+
+    def complete(self) -> Result:
+        """Train to the end, evaluate, and write `model/` and `log.json`; the scores are those of the evaluator."""
+        output = self.run.folder
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
-        self.train_to_the_end(self.run.checkpoint)
+        self.train_to_the_end()
         # After the last step, unless `eval_steps` has done so.
-        evaluated = {entry["step"] for entry in self.state.log_history if "eval_runtime" in entry}
-        if self.evaluator is not None and self.args.max_steps not in evaluated:
+        if self.evaluator is not None and not self.scores_after(self.args.max_steps):
             self.evaluate()
         if self.has_adapters:
             merge_adapters(self.model.transformers_model)
         self.save_whole(output / "model")
         if self.is_world_process_zero():
-            write_json(output / "log.json", self.state.log_history)
-            print(f"{output / 'model'}, {output / 'log.json'}", flush=True)
-        end_processes(self.accelerator)
+            write_json(output / "log.json", self.log_without_timings())
+            print(f"{output / 'model'}{self.describe_scores()}; the log is {output / 'log.json'}", flush=True)
+        return Result(output / "model", self.scores_after(self.args.max_steps), before=self.scores_after(0))
+
+    def scores_after(self, step: int) -> dict[str, float]:
+        """The metrics of the evaluation after this step, by name; empty if there was none."""
+        found = [
+            scores for entry in self.state.log_history if entry["step"] == step and (scores := self.scores_of(entry))
+        ]
+        return found[-1] if found else {}
+
+    @staticmethod
+    def scores_of(entry: dict[str, float]) -> dict[str, float]:
+        """The metrics in an entry of the log that is of an evaluation; empty if it is of something else."""
+        names = [name for name in entry if is_measured(name) and name != "loss"]
+        # In an order of their own, since that of entries that were read from a checkpoint is another one; 5 before 10.
+        names.sort(key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+        return {name.removeprefix("eval_"): entry[name] for name in names}
+
+    def describe_scores(self) -> str:
+        """The main metrics at the end, and before training."""
+        scores, before = self.scores_after(self.args.max_steps), self.scores_after(0)
+        found = [
+            f"{name} {score:.4f}" + (f" ({before[name]:.4f} before training)" if name in before else "")
+            for name, score in scores.items()
+            if name.endswith(MAIN_METRICS)
+        ]
+        return f": {', '.join(found)}" if found else ""
+
+    def fill_card(self) -> None:
+        """Fill the model card from the log: a part of a run that was interrupted knows nothing of those before it."""
+        card, callbacks = self.model.model_card_data, self.callback_handler.callbacks
+        several = self.evaluator.evaluators if isinstance(self.evaluator, SequentialEvaluator) else [self.evaluator]
+        self.args.eval_on_start = self.evaluator is not None
+        (of_card,) = [callback for callback in callbacks if isinstance(callback, BaseModelCardCallback)]
+        of_card.on_train_begin(self.args, self.state, self.control, model=self.model)
+        # The times would be those of this part alone.
+        card._training_start_time, card.evaluation_duration = None, 0.0
+        card.training_logs, card.eval_results_dict = [], {}
+        for entry in self.state.log_history:
+            epoch, step = entry["epoch"], entry["step"]
+            if "loss" in entry:
+                card.training_logs.append({"Epoch": epoch, "Step": step, "Training Loss": entry["loss"]})
+            for evaluator in several if self.scores_of(entry) else ():
+                scores = {
+                    name: value
+                    for name, value in self.scores_of(entry).items()
+                    if name.startswith(f"{evaluator.name}_")
+                }
+                (evaluator.primary_metric,) = [name for name in scores if name.endswith(MAIN_METRICS)]
+                card.set_evaluation_metrics(evaluator, scores, epoch, step)
 
     def describe(self) -> str:
         """The datasets with their sizes, shares and batches, the model, the machine, and the start."""
-        sizes = {name: len(dataset.rows) for name, dataset in self.run.data.train.items()}
-        shares = sampling_probabilities(list(sizes.values()), self.run.settings.alpha).tolist()
+        sizes = {name: len(dataset.rows) for name, dataset in self.data.train.items()}
+        shares = sampling_probabilities(list(sizes.values()), self.settings.alpha).tolist()
         lines = [
             f"{name}: {size:,} rows, {share:.1%} of the steps, {self.batch_sizes[name]} rows in a batch"
             for (name, size), share in zip(sizes.items(), shares)
@@ -133,15 +204,32 @@ class MixtureTrainer(ResumableTrainer):
         if self.has_adapters:
             lines.append(describe_adapters(self.model))
         if prompt := self.model.prompts.get("query"):
-            lines.append(f"queries get the prompt {prompt!r}, that of {self.run.data.dataset_of_queries().name}")
+            lines.append(f"queries get the prompt {prompt!r}, that of {self.data.dataset_of_queries().name}")
         checkpoint = self.run.checkpoint
-        lines.append(f"resuming from {checkpoint}" if checkpoint else f"starting from {self.run.settings.model}")
+        lines.append(f"resuming from {checkpoint}" if checkpoint else f"starting from {self.settings.model}")
         return "\n".join(lines)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         # Transformers calls this on every process. Its own `_save` checks; that of Sentence Transformers does not.
         if self.args.should_save:
+            self.fill_card()
             super()._save(output_dir, state_dict)
+
+    def since_log(self) -> dict[str, Any]:
+        # Losses such as that of SPLADE log the parts that they are the sum of.
+        parts = {
+            name: self.accelerator.reduce(value.clone(), "sum")
+            for name, value in self.accum_loss_components["train"].items()
+        }
+        return super().since_log() | {"parts": {name: value.item() for name, value in parts.items()}}
+
+    def go_on_since_log(self, measured: dict[str, Any]) -> None:
+        super().go_on_since_log(measured)
+        # The log adds up those of all processes.
+        share = self.is_world_process_zero()
+        self.accum_loss_components["train"] = {
+            name: torch.tensor(value * share, device=self.args.device) for name, value in measured["parts"].items()
+        }
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
@@ -163,27 +251,26 @@ class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
-    """Trains rerankers. The settings of the run have `negatives`."""
+    """Trains rerankers. The settings have `negatives`."""
 
     data_collator_class = RerankingCollator
 
-    def __init__(self, model: BaseModel, run: Run, **kwargs):
-        if run.arguments.ddp_find_unused_parameters is None:
+    def __init__(self, model: BaseModel, training: PairTraining, **kwargs):
+        if training.arguments.ddp_find_unused_parameters is None:
             # The Trainer would set it to True for models that are not Transformers' own. DDP does not find the tensors
             # in the output of a reranker, so it would take all weights as unused and fail in the first backward pass.
-            run.arguments.ddp_find_unused_parameters = False
-        super().__init__(model, run, **kwargs)
+            training.arguments.ddp_find_unused_parameters = False
+        super().__init__(model, training, **kwargs)
 
-    def use_prompts(self, model: CrossEncoder) -> None:
+    def use_prompts(self, model: CrossEncoder, arguments: EmbeddingArguments) -> None:
         """A reranker reads no instructions: with them, a small one learned nothing (benchmarks/NOTES.md)."""
         model.prompts, model.default_prompt_name = {}, None
 
     def get_data_collator(self, **kwargs) -> RerankingCollator:
         collator = super().get_data_collator(**kwargs)
-        collator.negatives = self.run.settings.negatives
+        collator.negatives = self.settings.negatives
         return collator
 
-    def rows_of_batch(self, dataset: PairDataset) -> int:
+    def rows_of_batch(self, dataset: PairDataset, batch_size: int) -> int:
         """Every row becomes equally many pairs, however many hard negatives it has."""
-        batch_size = self.run.arguments.per_device_train_batch_size
         return min(batch_size, dataset.batch_size or batch_size)

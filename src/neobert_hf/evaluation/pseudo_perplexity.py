@@ -3,21 +3,20 @@
 Each token of a sequence is masked in turn and predicted from all the others: exp of the mean cross-entropy is the
 pseudo-perplexity of the sequence (Salazar et al., 2020, arXiv 1910.14659). A sequence of n tokens takes n forward
 passes over n tokens; some random positions of each sequence give an estimate.
-
-The recipe is `check_models`, `score_models`, `write_report`.
 """
 
-import json
 import math
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from functools import cache, partial
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
@@ -25,14 +24,19 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from neobert_hf.common.files import atomic_write, write_png, write_text
+from neobert_hf.common.files import write_parquet, write_png, write_text
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_file_name, check_model_exists
+from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.report import markdown_table
-from neobert_hf.common.run import check_same_identity
+from neobert_hf.common.run import output_folder
 from neobert_hf.common.tokenizers import load_tokenizer
-from neobert_hf.data.sources import stream_text
-from neobert_hf.evaluation.results import ADVICE
+from neobert_hf.data.parts import Part, do_parts
+from neobert_hf.data.sources import name_of, stream_text
+
+
+# Documents are scored in parts of about so many positions; an interruption loses one part at most.
+POSITIONS_OF_PART = 1_000
 
 
 @dataclass
@@ -89,6 +93,37 @@ class PseudoPerplexityArguments:
         return dict(entry.split("=", 1) for entry in self.models)
 
 
+@recipe
+def pseudo_perplexity(settings: PseudoPerplexityArguments) -> Result:
+    """Pseudo-perplexity of masked language models against sequence length (section 5.3, Figures 2 and 6).
+
+    This measures any masked language model of Transformers on any text. Every position of a document is masked in turn,
+    or only some of them with `sample`. Called again after an interruption, it does not score again what it has stored.
+    `output_dir` gets `scores.parquet` (a row for each model, RoPE setting, document and length), `pseudo_perplexity.md`
+    and `pseudo_perplexity.png`. Compare only models with the same tokenizer: another tokenizer divides a text into
+    other tokens.
+
+    Returns:
+        `output`: the folder; `scores`: the pseudo-perplexity by model (and RoPE setting) and length, see `curves`.
+    """
+    output = Path(settings.output_dir)
+    writes = (*settings.paths, "scores.parquet", "pseudo_perplexity.md", "pseudo_perplexity.png")
+    inputs, sources = {"models": list(settings.paths.values())}, {"source": settings.source}
+    with output_folder(output, "pseudo_perplexity", writes, inputs, sources):
+        # 1. Models and their RoPE, which are checked before one is scored
+        check_models(settings)
+
+        # 2. Losses, of what an earlier run has not stored
+        scores = score_models(settings)
+
+        # 3. Scores, table and plot
+        points = curves(scores)
+        print(write_report(output, scores, points))
+        print(f"{output}: scores.parquet, pseudo_perplexity.md, pseudo_perplexity.png", flush=True)
+    by_length = {name: {length: value for length, (_, value) in curve.items()} for name, curve in points.items()}
+    return Result(output=output, scores=by_length)
+
+
 # Documents and their masked positions.
 
 
@@ -141,7 +176,7 @@ def read_documents(
     for length in sorted(settings.lengths) or [None]:
         if longest < (wanted := max(settings.min_tokens, length or 0)) or not documents:
             reason = f"the longest read has {longest:,}"
-            raise ValueError(f"No document of {settings.source!r} has {wanted:,} tokens; {reason}.")
+            raise ValueError(f"No document of {name_of(settings.source)!r} has {wanted:,} tokens; {reason}.")
         cut = length or settings.max_length
         found[length] = []
         for row, text, tokens in documents:
@@ -151,7 +186,7 @@ def read_documents(
             chosen = choose_positions(row, ids, tokenizer.all_special_ids, settings.sample)
             if not len(chosen.positions):
                 raise ValueError(
-                    f"Row {row:,} of {settings.source!r} holds nothing to mask, only {tokens} special tokens: "
+                    f"Row {row:,} of {name_of(settings.source)!r} holds nothing to mask, only {tokens} special tokens: "
                     "remove it, or leave short documents out with `min_tokens`."
                 )
             found[length].append(chosen)
@@ -159,15 +194,13 @@ def read_documents(
     return found
 
 
-def masked_batches(
-    texts: Sequence[MaskableText], batch_tokens: int, done: int = 0
-) -> Iterator[list[tuple[MaskableText, int]]]:
-    """Batches of rows (text and position), without the first `done` rows: as many as the budget holds, at least one.
+def masked_batches(texts: Sequence[MaskableText], batch_tokens: int) -> Iterator[list[tuple[MaskableText, int]]]:
+    """Batches of rows (text and position): as many as the budget holds, at least one.
 
     All rows of a batch have the same length. So nothing is padded, and dynamic NTK, which scales by the longest row,
     scales every text by its own length.
     """
-    rows = islice(((text, position) for text in texts for position in text.positions), done, None)
+    rows = ((text, position) for text in texts for position in text.positions)
     for length, group in groupby(rows, key=lambda row: len(row[0].ids)):
         while batch := list(islice(group, max(1, batch_tokens // length))):
             yield batch
@@ -268,7 +301,7 @@ def check_models(settings: PseudoPerplexityArguments) -> None:
             scale_rope(AutoConfig.from_pretrained(path), rope)
 
 
-def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
+def score_models(settings: PseudoPerplexityArguments) -> list[dict[str, Any]]:
     """Score all documents with every model and RoPE setting; what an earlier run has stored is not scored again.
 
     Returns:
@@ -277,74 +310,45 @@ def score_models(settings: PseudoPerplexityArguments) -> list[dict]:
     Raises:
         SettingsMismatch: if stored losses are of other weights, settings or documents.
     """
-    names = ("dtype", "max_length", "min_tokens", "max_documents", "sample")
-    shared = {name: getattr(settings, name) for name in names}
-    rows = []
+    names, rows = ("dtype", "max_length", "min_tokens", "max_documents", "sample"), []
     for name, path in settings.paths.items():
         tokenizer, weights = tokenizer_of(path), model_fingerprint(path)
         by_length = read_documents(settings, tokenizer)
         for rope in settings.rope:
-            model = None
+            # Loaded when the first part is scored.
+            work = {"load": cache(partial(load_model, path, rope, settings)), "mask_id": tokenizer.mask_token_id}
             # Short texts come first, because in Transformers the frequencies of dynamic NTK grow with the longest
             # sequence so far: only so are they right for models other than NeoBERT.
             for cut, texts in by_length.items():
-                file = Path(settings.output_dir, name, rope.replace(":", "_"), f"{cut or 'whole'}.jsonl")
                 masked = [part for text in texts for part in ([text.document], text.ids, text.positions)]
-                identity = shared | {"model": weights, "documents": fingerprint(*masked)}
-                losses = stored_losses(file, identity)
-                if len(losses) < sum(len(text.positions) for text in texts):
-                    model = model or load_model(path, rope, settings)
-                    losses += add_losses(file, identity, texts, len(losses), model, tokenizer, settings.batch_tokens)
-                left = iter(losses)
-                for text in texts:
-                    mean = float(np.mean(list(islice(left, len(text.positions)))))
-                    row = {"model": name, "rope": rope, "cut": cut, "document": text.document}
-                    row |= {"tokens": len(text.ids), "positions": len(text.positions)}
-                    rows.append(row | {"mean_loss": mean, "pseudo_perplexity": math.exp(mean)})
+                identity = {each: getattr(settings, each) for each in names}
+                identity |= {"model": weights, "documents": fingerprint(*masked)}
+                folder = str(Path(settings.output_dir, name, rope.replace(":", "_"), str(cut or "whole")))
+                size = max(1, POSITIONS_OF_PART // max(len(text.positions) for text in texts))
+                starts = range(0, len(texts), size)
+                plan = [Part(number, "documents", first, size) for number, first in enumerate(starts)]
+                work |= {"texts": texts, "batch_tokens": settings.batch_tokens}
+                do_parts(plan, partial(score_part, **work), folder, identity)
+                for row in chain(*(pq.read_table(part.path(folder, "parquet")).to_pylist() for part in plan)):
+                    losses = row.pop("losses")
+                    mean = float(np.mean(losses))
+                    row |= {"positions": len(losses), "mean_loss": mean, "pseudo_perplexity": math.exp(mean)}
+                    rows.append({"model": name, "rope": rope, "cut": cut, **row})
     return rows
 
 
-def stored_losses(file: Path, settings: dict) -> list[float]:
-    """The losses in a file, in the order of `masked_batches`; none if there is no file.
-
-    The first line of the file holds the settings, every other line a batch. An incomplete last line, left by a killed
-    process, is cut off.
-
-    Raises:
-        SettingsMismatch: if the file is of other settings.
-    """
-    if not file.exists():
-        return []
-    *lines, _ = file.read_bytes().split(b"\n")
-    stored, *batches = map(json.loads, lines)
-    check_same_identity(file, stored, settings, ADVICE)
-    os.truncate(file, sum(len(line) + 1 for line in lines))
-    return [loss for batch in batches for loss in batch]
-
-
-def add_losses(
-    file: Path,
-    settings: dict,
-    texts: list[MaskableText],
-    done: int,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    batch_tokens: int,
-) -> list[float]:
-    """Compute all losses but the first `done`, and add them to the file batch by batch."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(settings) + "\n")
-    losses = []
-    positions = sum(len(text.positions) for text in texts)
-    # Unbuffered: each batch is stored by one write.
-    with open(file, "ab", buffering=0) as handle, tqdm(initial=done, total=positions, unit="token") as progress:
-        for batch in masked_batches(texts, batch_tokens, done):
-            found = masked_losses(model, batch, tokenizer.mask_token_id)
-            handle.write(json.dumps(found).encode() + b"\n")
-            losses += found
-            progress.update(len(found))
-    return losses
+def score_part(
+    part: Part, texts: list[MaskableText], load: Callable[[], PreTrainedModel], mask_id: int, batch_tokens: int
+) -> tuple[pa.Table, dict[str, Any]]:
+    """The losses of each document of a part, in the order of its positions."""
+    texts, losses = texts[part.first_row : part.first_row + part.rows], []
+    sizes = [len(text.positions) for text in texts]
+    with tqdm(total=sum(sizes), unit="token", leave=False) as progress:
+        for batch in masked_batches(texts, batch_tokens):
+            losses += masked_losses(load(), batch, mask_id)
+            progress.update(len(batch))
+    found = {"document": [text.document for text in texts], "tokens": [len(text.ids) for text in texts]}
+    return pa.table(found | {"losses": np.split(losses, np.cumsum(sizes)[:-1])}), {}
 
 
 # The report.
@@ -375,11 +379,9 @@ def curves(scores: list[dict]) -> Curves:
     }
 
 
-def write_report(output: Path, scores: list[dict]) -> str:
+def write_report(output: Path, scores: list[dict], points: Curves) -> str:
     """Write `scores.parquet`, `pseudo_perplexity.md` and `pseudo_perplexity.png`; returns the Markdown."""
-    with atomic_write(output / "scores.parquet") as partial:
-        Dataset.from_list(scores).to_parquet(partial)
-    points = curves(scores)
+    write_parquet(output / "scores.parquet", Dataset.from_list(scores))
     lengths = sorted({length for curve in points.values() for length in curve})
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()

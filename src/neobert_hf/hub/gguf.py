@@ -15,10 +15,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, PoolingType, TokenType
+from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.hub.export import Source, pooling_of
+from neobert_hf.hub.exported_model import Source, needs_lengths, pooling_of
 from neobert_hf.modeling_neobert import swiglu_width
 
 
@@ -33,8 +34,8 @@ POOLINGS = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": Pooli
 WORD_BEGINS = "\u2581"
 
 
-def write_gguf(source: Source, folder: Path, precisions: list[str] | None = None) -> None:
-    """Write one file for each precision into an empty folder.
+def write_gguf(source: Source, folder: Path, precisions: list[str] | None = None) -> dict[str, float]:
+    """Write one file for each precision into an empty folder. Nothing is measured: the result is empty.
 
     Args:
         source: an encoder, or an embedding model of Sentence Transformers.
@@ -67,6 +68,10 @@ def write_gguf(source: Source, folder: Path, precisions: list[str] | None = None
         print(f"{file.name}: {file.stat().st_size:,} bytes, {pooling} pooling, {length} tokens")
     for name, prompt in prompts.items():
         print(f"llama.cpp does not know the prompt {name!r}: write {prompt!r} before each such text.")
+    if needs_lengths(source.sentences):
+        compared = source.sentences.similarity_fn_name
+        print(f"The model compares vectors by {compared!r}, which llama.cpp scales to length 1: `--embd-normalize -1`.")
+    return {}
 
 
 def check_model(source: Source) -> None:
@@ -78,15 +83,16 @@ def check_model(source: Source) -> None:
         )
     config, pooling = source.model.config, pooling_of(source.sentences)
     rope = config.rope_parameters["rope_type"]
-    modules = [type(module).__name__ for module in source.sentences]
-    other = [name for name in modules if name not in ("Transformer", "Pooling", "Normalize")]
+    layers = any(isinstance(module, Dense) for module in source.sentences)
+    dimensions = source.sentences.truncate_dim
     reasons = {
         f"`rope_parameters` of type {rope!r}; it has the default only": rope != "default",
         "absolute positions (`rope` is false); it has RoPE only": not config.rope,
         "LayerNorm (`rms_norm` is false); it has RMSNorm only": not config.rms_norm,
         f"the activation {config.hidden_act!r}; it has SwiGLU only": config.hidden_act != "swiglu",
         f"the pooling {pooling!r}; it has {', '.join(POOLINGS)}": pooling not in POOLINGS,
-        f"the module {' and '.join(other)} behind the pooling": bool(other),
+        "a module Dense behind the pooling": layers,
+        f"the first {dimensions} dimensions alone (`truncate_dim`)": dimensions is not None,
     }
     for reason, found in reasons.items():
         if found:

@@ -4,11 +4,14 @@ None of its code is run, no pickle is read, and nothing outside of the folder.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
@@ -37,10 +40,23 @@ def local_folder(path: str) -> Path:
         check_links(Path(path))
         return Path(path)
     check_exists(path, "model")
-    try:
+    with asking_the_hub(f"{path} is no local folder. Its download"):
         return Path(snapshot_download(path, allow_patterns=DOWNLOADED))
-    except (OSError, ValueError) as error:
-        raise OSError(f"{path} is neither a local folder nor found on the Hub: {error}") from error
+
+
+@contextmanager
+def asking_the_hub(what: str) -> Iterator[None]:
+    """Say in one line what the Hub refused, or that it cannot be reached.
+
+    Raises:
+        OSError: in place of every error of the Hub's client and its connection.
+    """
+    try:
+        yield
+    except (HTTPError, OSError, ValueError) as error:
+        # The first line has the status, and what the server says comes last.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise OSError(f"{what} failed: {' '.join(dict.fromkeys([*lines[:1], *lines[-1:]]))}") from error
 
 
 def check_links(folder: Path) -> None:
@@ -180,4 +196,7 @@ def load_sentence_model(folder: Path, dtype: torch.dtype) -> Any:
     weight_files(folder)
     cls = getattr(sentence_transformers, sentence_class(folder) or "SentenceTransformer")
     options = {"dtype": dtype, "attn_implementation": "sdpa"}
-    return cls(str(folder), device="cpu", local_files_only=True, trust_remote_code=False, model_kwargs=options)
+    try:
+        return cls(str(folder), device="cpu", local_files_only=True, trust_remote_code=False, model_kwargs=options)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"Sentence Transformers cannot load {folder}: {error}") from error

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from neobert_hf.common.files import write_json
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.hub.export import Source, pooling_of, write_folder
+from neobert_hf.hub.exported_model import Source, needs_lengths, pooling_of
 from neobert_hf.hub.model_folder import read_json
+from neobert_hf.hub.onnx_files import write_folder
 
 
 # The page, which is also `examples/browser`.
@@ -21,14 +22,17 @@ MODEL = "model"
 DTYPES = {"float16": "fp16", "float32": "fp32", "int8": "q8"}
 
 
-def write_page(source: Source, folder: Path, precisions: list[str] | None = None) -> None:
+def write_page(source: Source, folder: Path, precisions: list[str] | None = None) -> dict[str, float]:
     """Write the page and, in `model`, the exported files of an embedding model or a masked language model.
 
     Args:
         precisions: float16 if None. The page loads the first.
 
+    Returns:
+        As `write_folder`.
+
     Raises:
-        ValueError: if it is a model of another kind, or its pooling is not one of transformers.js.
+        ValueError: if it is a model of another kind, or the page would compare other vectors than it does.
     """
     if source.task not in ("feature-extraction", "fill-mask"):
         raise ValueError(
@@ -40,6 +44,11 @@ def write_page(source: Source, folder: Path, precisions: list[str] | None = None
         pooling = pooling_of(source.sentences)
         if pooling not in ("mean", "cls"):
             raise ValueError(f"The model has the pooling {pooling!r}; in the browser it must be 'mean' or 'cls'.")
+        if (dimensions := source.sentences.truncate_dim) is not None:
+            raise ValueError(f"The model keeps {dimensions} dimensions (`truncate_dim`); the page would compare all.")
+        if needs_lengths(source.sentences):
+            compared = source.sentences.similarity_fn_name
+            raise ValueError(f"The model compares vectors by {compared!r} (`similarity_fn_name`), the page by cosine.")
         search = {"model": MODEL, "pooling": pooling}
         search |= {f"{kind}_prompt": prompt_of(source.sentences, kind) for kind in ("query", "document")}
     else:
@@ -50,4 +59,4 @@ def write_page(source: Source, folder: Path, precisions: list[str] | None = None
     changes = {"dtype": DTYPES[precisions[0]], "search": search, "fill": fill}
     write_json(folder / "settings.json", read_json(PAGE / "settings.json") | changes)
     (folder / MODEL).mkdir()
-    write_folder(source, folder / MODEL, precisions)
+    return write_folder(source, folder / MODEL, precisions)

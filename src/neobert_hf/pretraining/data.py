@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.data.collator import MLMCollator
-from neobert_hf.data.documents import Documents
-from neobert_hf.data.shards import Manifest, load_tokenizer, read_manifest
+from neobert_hf.data.documents import PreparedDocuments
+from neobert_hf.data.shards import Manifest, prepared_tokenizer, read_manifest
 from neobert_hf.pretraining.settings import PretrainingArguments
 
 
@@ -21,7 +21,7 @@ CPU_ROW_MULTIPLE = 128
 class MicroBatches:
     """Documents, which of them make up each micro-batch, and how they are masked and laid out."""
 
-    documents: Documents
+    documents: PreparedDocuments
     sampler: MLMBatchSampler | HeldOutBatchSampler
     collator: MLMCollator
 
@@ -49,17 +49,17 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     manifests = {folder: read_manifest(folder) for folder in [*shares, *(data.validation_data or [])]}
     first = next(iter(shares))
     for folder, manifest in manifests.items():
-        if manifest.settings["tokenizer"] != manifests[first].settings["tokenizer"]:
+        if manifest.identity["tokenizer"] != manifests[first].identity["tokenizer"]:
             raise ValueError(f"{folder} was prepared with another tokenizer than {first}.")
-        if folder in shares and data.layout != "naive" and data.max_length > manifest.settings["max_length"]:
+        if folder in shares and data.layout != "naive" and data.max_length > manifest.identity["max_length"]:
             raise ValueError(
-                f"`max_length` is {data.max_length}, and {folder} was prepared with {manifest.settings['max_length']}: "
+                f"`max_length` is {data.max_length}, and {folder} was prepared with {manifest.identity['max_length']}: "
                 "the config would claim a length that the model has never seen. Lower it, or prepare the text again."
             )
-    documents = Documents(list(shares), data.max_length, data.cache_gb)
+    documents = PreparedDocuments(list(shares), data.max_length, data.cache_gb)
     process = (arguments.process_index, arguments.world_size)
     sampler = MLMBatchSampler(documents, data, arguments.seed, *process, list(shares.values()))
-    tokenizer = load_tokenizer(first)
+    tokenizer = prepared_tokenizer(first)
     # The tokenizer is saved with the model, and has to cut texts at the model's length.
     tokenizer.model_max_length = data.max_length
     masks = (data.mlm_probability, data.mask_replace_prob, data.random_replace_prob)
@@ -69,7 +69,7 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     for folder in data.validation_data or []:
         for trained in shares:
             _check_held_out(folder, manifests[folder], trained, manifests[trained])
-        rows = Documents([folder], data.max_length, data.cache_gb)
+        rows = PreparedDocuments([folder], data.max_length, data.cache_gb)
         every = HeldOutBatchSampler(rows, data.micro_batch_tokens, *process)
         # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
         held_out.append(MicroBatches(rows, every, replace(collator, layout="packed", seed=0)))
@@ -79,12 +79,12 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
 
 def _check_held_out(folder: str, held_out: Manifest, trained_on: str, trained: Manifest) -> None:
     """Refuse held-out text that may also be trained on, as far as the settings show: its loss would be too good."""
-    one, other = held_out.settings, trained.settings
+    one, other = held_out.identity, trained.identity
     if any(one.get(name) != other.get(name) for name in ("source", "files", "bytes", "subset", "split")):
         return
     if one["held_out_share"] == other["held_out_share"] and one["part"] != other["part"]:
         return
-    first, second = sorted((one, other), key=lambda settings: settings["skip_documents"])
+    first, second = sorted((one, other), key=lambda identity: identity["skip_documents"])
     most = first["max_documents"]
     if most is None or first["skip_documents"] + most > second["skip_documents"]:
         raise ValueError(

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from neobert_hf.pretraining.recipe import PretrainingArguments
+from neobert_hf.pretraining.settings import PretrainingArguments
 
 
 def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.optim.Optimizer:

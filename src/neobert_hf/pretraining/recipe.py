@@ -48,7 +48,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
         run.identify(
             max_steps=arguments.max_steps,
             init_from=settings.init_from and model_fingerprint(find_source(settings)),
-            tokenizer=data.manifests[0].settings["tokenizer"],
+            tokenizer=data.manifests[0].identity["tokenizer"],
             corpus=fingerprint([manifest.shards for manifest in data.manifests]),
             shares=list(settings.train_folders().values()),
         )
@@ -147,7 +147,7 @@ def build_config(
 def load_model(source: str | Path, config: NeoBERTConfig, data: PretrainingData) -> NeoBERTForMaskedLM:
     """The weights of `source`, whose tokenizer must be that of the data."""
     tokenizer = load_tokenizer(source, config.vocab_size)
-    if tokenizer_fingerprint(tokenizer) != data.manifests[0].settings["tokenizer"]:
+    if tokenizer_fingerprint(tokenizer) != data.manifests[0].identity["tokenizer"]:
         raise ValueError(f"The model in {source} has another tokenizer than the data: prepare the text with it.")
     return NeoBERTForMaskedLM.from_pretrained(source, config=config, dtype=torch.float32)
 

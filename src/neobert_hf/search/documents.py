@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from neobert_hf.contextual.model import embed_context
 from neobert_hf.data.rows import is_empty
-from neobert_hf.data.sources import holds_documents, local_files, read_rows
+from neobert_hf.data.sources import holds_documents, is_table, local_files, read_rows
 from neobert_hf.search.encoder import PassageEncoder
 from neobert_hf.search.passages import Passage
 
@@ -31,7 +31,7 @@ class SourceSettings:
         default=None,
         metadata={
             "help": "name of the source in the index; documents that were indexed under it, but are no longer in the "
-            "source, are removed; `source` itself if unset"
+            "source, are removed; `source` itself if unset; a table in memory needs one"
         },
     )
     column: str = field(
@@ -46,6 +46,10 @@ class SourceSettings:
     write_every: int = field(
         default=4096, metadata={"help": "passages between two writes, which an interruption can lose"}
     )
+
+    def __post_init__(self):
+        if is_table(self.source) and not self.name:
+            raise ValueError("`source` is a table, which has no name: give `name`, under which the index will know it.")
 
     @cached_property
     def name_in_index(self) -> str:
@@ -132,20 +136,18 @@ class Documents:
         All passages of a document are in one portion.
         """
         portion, replaced, source = [], [], self.source
-        with tqdm(total=int(self.missing.sum()), desc="embedding", unit=" documents") as progress:
-            for number, (document, text_hash, text) in enumerate(source.read_documents() if progress.total else ()):
-                if not self.missing[number]:
-                    continue
-                parts = encoder.split(text)
-                portion += [
-                    Passage(source.name_in_index, document, place, len(parts), text_hash, part)
-                    for place, part in enumerate(parts)
-                ]
-                replaced += [document] if self.replaced[number] else []
-                if len(portion) >= source.write_every:
-                    yield portion, replaced
-                    portion, replaced = [], []
-                progress.update()
+        for number, (document, text_hash, text) in enumerate(source.read_documents() if self.missing.any() else ()):
+            if not self.missing[number]:
+                continue
+            parts = encoder.split(text)
+            portion += [
+                Passage(source.name_in_index, document, place, len(parts), text_hash, part)
+                for place, part in enumerate(parts)
+            ]
+            replaced += [document] if self.replaced[number] else []
+            if len(portion) >= source.write_every:
+                yield portion, replaced
+                portion, replaced = [], []
         if portion:
             yield portion, replaced
 

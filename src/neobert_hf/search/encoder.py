@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -19,8 +20,8 @@ from neobert_hf.embeddings.models import (
     load_embedding_model,
 )
 from neobert_hf.embeddings.prompts import note_on_prompt, prompt_of
-from neobert_hf.search.index import VectorIndex
 from neobert_hf.search.passages import split_passages
+from neobert_hf.search.vector_index import VectorIndex
 
 
 @dataclass
@@ -50,6 +51,20 @@ class EmbeddingSettings:
     def of_index(cls, identity: dict) -> "EmbeddingSettings":
         """The settings that an index was made with."""
         return cls(**{setting.name: identity[setting.name] for setting in fields(cls)})
+
+    def check_like(self, name: str, identity: dict) -> None:
+        """Refuse settings that an index was not made with, before the model is loaded.
+
+        Raises:
+            SettingsMismatch: naming them.
+        """
+        given = {key: value for key, value in vars(self).items() if key != "model" and value is not None}
+        check_same_index(name, {key: identity[key] for key in given}, given, identity["model"])
+
+
+def check_same_index(name: str, stored: dict, current: dict, model: str) -> None:
+    advice = f"Use {model} and the settings of the index, or make another index."
+    check_same_identity(f"The index {name}", stored, current, advice)
 
 
 class PassageEncoder:
@@ -109,8 +124,17 @@ class PassageEncoder:
         """Cut a document into passages short enough for the model to read whole, together with the prompt."""
         return split_passages(text, self.model.tokenizer, self.text_tokens, self.identity["overlap"])
 
-    def embed(self, kind: Literal["query", "document"], texts: list[str], batch_size: int = 32) -> np.ndarray:
+    def embed(
+        self,
+        kind: Literal["query", "document"],
+        texts: list[str],
+        batch_size: int = 32,
+        progress: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
         """Embed texts with the prompt of their kind.
+
+        Args:
+            progress: called after each batch, with the number of its texts.
 
         Returns:
             Vectors of length 1: (texts, dimension) in float32. Raises FloatingPointError if one is not finite.
@@ -121,8 +145,12 @@ class PassageEncoder:
         options = {"batch_size": batch_size, "normalize_embeddings": True, "show_progress_bar": False}
         if self.context is not None:
             options["dataset_embeddings"] = self.context
+        hook = self.model.register_forward_hook(
+            lambda model, args, found: progress(len(found["sentence_embedding"])) if progress else None
+        )
         # Unlike None, an empty prompt also keeps the model from using its own.
         vectors = encode(texts, prompt=self.identity[f"{kind}_prompt"], **options)
+        hook.remove()
         check_finite(vectors, texts)
         return vectors
 
@@ -138,8 +166,7 @@ class PassageEncoder:
             self.use_context(index.read_context())
         # In the form that is stored: JSON turns a tuple of pooling modes into a list.
         current = json.loads(json.dumps(self.identity))
-        advice = f"Use {index.identity['model']} and the settings of the index, or make another index."
-        check_same_identity(f"The index {name}", index.identity | {"model": ""}, current | {"model": ""}, advice)
+        check_same_index(name, index.identity | {"model": ""}, current | {"model": ""}, index.identity["model"])
 
     def notes(self) -> list[str]:
         """Notes for the user: texts get another prompt than the model's own, vectors are compared in another way than
@@ -157,6 +184,6 @@ class PassageEncoder:
             lines.append(
                 f"note: {self.identity['model']} is a pretrained encoder, which has not been trained for "
                 "embeddings: it finds less than a search by words. Train it first, on pairs with "
-                "`examples/finetune_embeddings.py` or on your documents with `examples/retrieval_from_documents.py`."
+                "`finetune_embeddings` or on your documents with `retrieval_from_documents`."
             )
         return [line for line in lines if line]

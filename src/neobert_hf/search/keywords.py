@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from neobert_hf.search.encoder import PassageEncoder
-from neobert_hf.search.index import Hit
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from neobert_hf.search.passages import Passage
+from neobert_hf.search.vector_index import Hit
 
 
 def ndcg_with_words(

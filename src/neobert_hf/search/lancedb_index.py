@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,13 +16,13 @@ from pyarrow.feather import read_table, write_feather
 from safetensors.torch import load_file, save_file
 
 from neobert_hf.common.files import atomic_write, write_json
-from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError
 from neobert_hf.search.passages import Passage
+from neobert_hf.search.vector_index import Hit, VectorIndex, VectorIndexError
 
 
 TABLE = "passages"
 IDENTITY_KEY = b"neobert_hf"  # A key of the table's metadata.
-FOUND = ["source", "document", "number", "text"]
+FOUND = ["source", "document", "number", "count", "text"]
 # Files of replaced documents that are merged at once, in memory: 131,072 passages as `write_every` is.
 MERGED_FILES = 32
 # A search compares the query with every passage. From this many on, it looks at the most promising ones only.
@@ -82,6 +81,12 @@ class LanceDBIndex(VectorIndex):
         batches = self.table.search().where("number = 0").select(["source"]).to_batches()
         return sorted({source for batch in batches for source in batch["source"].unique().to_pylist()})
 
+    def is_empty(self) -> bool:
+        return self.table.count_rows() == 0
+
+    def is_unfinished(self) -> bool:
+        return any(self.waiting.glob("*.feather"))
+
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
         # Each transaction leaves a version with a list of all files. So passages wait in files, and memory holds one
         # portion of them.
@@ -89,7 +94,7 @@ class LanceDBIndex(VectorIndex):
         columns["vector"] = list(vectors)
         rows = pa.table(columns, schema=self.table.schema.remove_metadata())
         self.waiting.mkdir(exist_ok=True)
-        file = self.waiting / f"{len(list(self.waiting.iterdir())):06}.feather"
+        file = self.waiting / f"{len(list(self.waiting.glob('*.feather'))):06}.feather"
         with atomic_write(file) as partial:
             write_feather(rows, str(partial))
         if not replaced:
@@ -104,7 +109,11 @@ class LanceDBIndex(VectorIndex):
         for start in range(0, len(others), MERGED_FILES):
             self._merge(pa.concat_tables(map(read_table, others[start : start + MERGED_FILES])))
         self.new = []
-        shutil.rmtree(self.waiting, ignore_errors=True)
+        # Only what was written here goes: a folder of this name may have got files of the user.
+        for file in self.waiting.glob("*.feather*"):
+            file.unlink()
+        if self.waiting.is_dir() and not any(self.waiting.iterdir()):
+            self.waiting.rmdir()
 
     def _merge(self, rows: pa.Table) -> None:
         """Put documents in the place of what is stored of them, in one transaction: nobody finds the index without."""

@@ -18,12 +18,12 @@ from weaviate.classes.query import Filter, MetadataQuery
 from weaviate.exceptions import WeaviateBaseError
 from weaviate.util import generate_uuid5
 
-from neobert_hf.search.index import Hit, VectorIndex, VectorIndexError
 from neobert_hf.search.passages import Passage
+from neobert_hf.search.vector_index import Hit, VectorIndex, VectorIndexError
 
 
 IDENTITY_KEY = "neobert_hf"  # A key of the collection's description, which is JSON.
-FOUND = ["source", "document", "number", "text"]
+FOUND = ["source", "document", "number", "count", "text"]
 
 
 class WeaviateIndex(VectorIndex):
@@ -72,6 +72,9 @@ class WeaviateIndex(VectorIndex):
     def sources(self) -> list[str]:
         rows = self.collection.iterator(return_properties=["source"], cache_size=1000)
         return sorted({row.properties["source"] for row in rows})
+
+    def is_empty(self) -> bool:
+        return next(iter(self.collection.iterator(return_properties=["source"], cache_size=1)), None) is None
 
     def write(self, passages: list[Passage], vectors: np.ndarray, replaced: list[str]) -> None:
         self.delete(passages[0].source, replaced)

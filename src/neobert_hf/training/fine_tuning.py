@@ -14,7 +14,7 @@ from transformers.trainer_utils import IntervalStrategy
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
-from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
+from neobert_hf.training.trainer import TIMINGS, EarlyStopping, ResumableTrainer
 
 
 # The names of the setting for dropout before the head, by model type, where it is not `classifier_dropout`.
@@ -48,8 +48,6 @@ UNUSED = {
     "logging_strategy": "eval_steps",
     "train_sampling_strategy": None,
 }
-# Endings of the names of timings, which the Trainer's evaluations also log.
-TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
 
 def load_for_task(

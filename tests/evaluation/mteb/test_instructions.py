@@ -29,7 +29,7 @@ def test_only_the_texts_that_an_instruction_is_for_get_it(local, evaluation):
     assert texts("a dog ") == texts("on a mat ") == {*random_texts(24, seed=1), *random_texts(24, seed=2)}
     # Documents have one of their own or none; tasks without an instruction are left to the model.
     assert {before for before, _ in seen} == {"the cat sat ", "a dog ", "the dog ran ", "on a mat ", "", None}
-    stored = json.loads((folder / "m" / "Search.json").read_text())["settings"]
+    stored = json.loads((folder / "m" / "Search.json").read_text())["identity"]
     assert stored["prompts"] == {"query": "the cat sat ", "document": "a dog "}
 
 
@@ -53,7 +53,7 @@ def test_a_model_has_its_own_prompts_and_its_separator_unless_told_otherwise(
     seen = record_prompts(monkeypatch)
     run_local(tmp_path, str(tmp_path / "model"), tmp_path / "out", "--name", "m", *flags)
     assert {before for before, _ in seen} == {query, document}
-    stored = json.loads((tmp_path / "out" / "m" / "Search.json").read_text())["settings"]["prompts"]
+    stored = json.loads((tmp_path / "out" / "m" / "Search.json").read_text())["identity"]["prompts"]
     assert stored == {"query": query, "document": document}
 
 

@@ -37,6 +37,18 @@ def test_every_local_type_is_evaluated_with_the_scores_of_mteb_itself(local, mod
         assert before[result.task_name]["score"] == pytest.approx(result.get_score(), abs=1e-5)
 
 
+def test_called_with_the_names_of_settings_it_gives_what_the_command_gives(local, models, evaluated, tmp_path):
+    settings = {"model": models[0], "name": "m", "local_tasks": local / "tasks.yaml", "output_dir": tmp_path / "out"}
+    result = run_mteb(**settings, tasks=["Pairs", "STS"])
+    expected = results_of(evaluated)["m"]
+    assert results_of(tmp_path / "out") == {"m": {name: expected[name] for name in ("Pairs", "Similarity")}}
+    assert result.scores == {
+        "Pairs": {"max_ap": expected["Pairs"]["score"]},
+        "Similarity": {"cosine_spearman": expected["Similarity"]["score"]},
+    }
+    assert result.output.read_text().startswith("# MTEB")
+
+
 def test_only_tasks_without_a_result_are_evaluated_wherever_model_and_data_are(local, models, copied, monkeypatch):
     """Interrupted, a file half written. A model without a `name` is called by the last part of its path."""
     expected = results_of(copied)["m"]
@@ -95,7 +107,7 @@ def test_a_task_that_fails_does_not_stop_the_others_and_nan_is_no_result(local, 
     tasks = {"Constant": {"type": "STS", "data": "constant.jsonl"}}
     tasks["Pairs"] = {"type": "PairClassification", "data": str(local / "pairs.jsonl")}
     (tmp_path / "tasks.yaml").write_text(yaml.safe_dump(tasks, sort_keys=False))
-    with pytest.raises(SystemExit, match="1 tasks failed:\n  Constant: FloatingPointError: .*nan"):
+    with pytest.raises(RuntimeError, match="1 of 2 tasks failed.*:\n  Constant: FloatingPointError: .*nan"):
         run_local(tmp_path, models[0], tmp_path / "out", "--name", "m")
     assert [file.name for file in (tmp_path / "out" / "m").rglob("*.json")] == ["Pairs.json"]
     assert "Pairs" in (tmp_path / "out" / "report.md").read_text()
@@ -104,7 +116,7 @@ def test_a_task_that_fails_does_not_stop_the_others_and_nan_is_no_result(local, 
     backbone = SentenceTransformer(folder, device="cpu")[0].auto_model
     backbone.layer_norm.weight.data.fill_(6e4)
     backbone.save_pretrained(folder)
-    with pytest.raises(SystemExit, match="embeddings are not finite.*Set `dtype` to float32"):
+    with pytest.raises(RuntimeError, match="embeddings are not finite.*Set `dtype` to float32"):
         run_local(local, folder, tmp_path / "float16", "--tasks", "Pairs", "--dtype", "float16")
     assert not list((tmp_path / "float16").rglob("Pairs.json"))
 
@@ -118,6 +130,7 @@ FIRST = ["--benchmark", "MTEB(eng, v1)"]
         ([*FIRST, "--tasks", "STS-12"], INSTRUCTIONS, "STS-12.*STS12"),
         (["--local_tasks", "tasks.yaml"], INSTRUCTIONS, "`instructions`.*`benchmark`"),
         ([], INSTRUCTIONS, "`benchmark`, `local_tasks`"),
+        (["--benchmark", "NanoBIER"], INSTRUCTIONS, "`benchmark`.*'NanoBIER'.*NanoBEIR"),
         (FIRST, INSTRUCTIONS | {"STS12": None}, "i.yaml: STS12"),
         (FIRST, INSTRUCTIONS | {"STS-12": "x"}, "'STS-12'.*'STS12'"),
         (FIRST, {"STS12": "Find."}, "i.yaml has no instruction for .*NQ"),

@@ -1,4 +1,4 @@
-"""The recipe of `examples/run_mteb.py`: settings, tasks with their instructions, and a file for each result."""
+"""MTEB as a recipe: settings, tasks with their instructions, and a file for each result."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mteb
+import torch
 from mteb.abstasks import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.results import TaskResult
@@ -15,13 +16,15 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock, write_json
-from neobert_hf.common.run import check_same_identity
+from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.run import check_inputs, check_same_identity, mark_folder
 from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model
 from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
 from neobert_hf.evaluation.mteb.local_tasks import Instruction, read_instruction, read_local_tasks
-from neobert_hf.evaluation.mteb.report import TASK_TYPES
-from neobert_hf.evaluation.results import ADVICE
+from neobert_hf.evaluation.mteb.report import TASK_TYPES, read_published, write_report
+from neobert_hf.evaluation.results import ADVICE, name_of_model
 
 
 @dataclass
@@ -33,8 +36,9 @@ class MTEBSettings:
     name: str | None = field(
         default=None, metadata={"help": "name of the model in the report; the last part of `model` if unset"}
     )
-    benchmark: Literal["MTEB(eng, v1)", "MTEB(eng, v2)"] | None = field(
-        default=None, metadata={"help": "the paper's, 56 tasks, or its successor, 41 tasks; neither if unset"}
+    benchmark: str | None = field(
+        default=None,
+        metadata={"help": "MTEB(eng, v1), the paper's, or any other one of MTEB, such as MTEB(eng, v2) or NanoBEIR"},
     )
     local_tasks: str | None = field(
         default=None, metadata={"help": "YAML file of tasks on your own data", "path": True}
@@ -72,12 +76,75 @@ class MTEBSettings:
             )
 
 
+@recipe
+def run_mteb(settings: MTEBSettings) -> Result:
+    """Evaluate an embedding model on MTEB(eng, v1) with the paper's instructions, another benchmark, or your own data.
+
+    The model is any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets
+    mean pooling (zero-shot). Called again after an interruption, it does not repeat finished tasks. `output_dir` gets a
+    folder for each model with a file for each task, and a report on all models, `report.md`.
+
+    Returns:
+        `output`: the report; `scores`: the main metric of each task, by task and metric.
+
+    Raises:
+        RuntimeError: with the error of each task that failed, when all others have their result.
+    """
+    # 1. The tasks, which are checked before anything is loaded
+    name = name_of_model(settings.name, settings.model)
+    tasks, instructions = collect_tasks(settings)
+    published = read_published(settings.published)
+    output = Path(settings.output_dir)
+    inputs = {each: getattr(settings, each) for each in ("model", "local_tasks", "instructions", "published")}
+    check_inputs(output, (name, "report.md"), inputs)
+
+    # 2. The model. Its name is for the report only; results are matched to a model by its fingerprint
+    model = load_embedding_model(
+        settings.model,
+        getattr(torch, settings.dtype),
+        settings.max_length,
+        device=settings.device,
+        truncate_dim=settings.truncate_dim,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    prompts = build_prompts(instructions, tasks, choose_separator(settings.separator, model))
+    encoder = InstructionEncoder(model, name, prompts, tasks)
+    identity = {
+        "model": embedding_fingerprint(model),
+        "dtype": settings.dtype,
+        "max_length": model.max_seq_length,
+        "truncate_dim": settings.truncate_dim,
+    }
+    print(f"{name}: {identity}, on {model.device}; {len(tasks)} tasks", flush=True)
+
+    # 3. Evaluation, task by task
+    # Several processes may write the folder; each locks its task. Results say themselves whose they are.
+    mark_folder(output, "run_mteb", ("report.md",))
+    scores, failed = Evaluation(output / name, encoder, identity, settings.batch_size).evaluate(tasks)
+
+    # 4. Report on all models in the folder
+    if scores:
+        print(write_report(output, settings.benchmark, benchmark_types(settings.benchmark), published))
+        print(output / "report.md", flush=True)
+    if failed:
+        errors = "\n".join(f"  {task}: {error}" for task, error in failed.items())
+        raise RuntimeError(f"{len(failed)} of {len(tasks)} tasks failed, which alone are repeated next time:\n{errors}")
+    return Result(output=output / "report.md", scores=scores)
+
+
 # Tasks and instructions.
 
 
 def benchmark_tasks(name: str | None = "MTEB(eng, v1)") -> list[AbsTask]:
-    """The tasks of a benchmark, none of None. Nothing is downloaded before they are evaluated."""
-    return list(mteb.get_benchmark(name).tasks) if name is not None else []
+    """The tasks of a benchmark, none of None. Nothing is downloaded before they are evaluated.
+
+    Raises:
+        ValueError: if MTEB has no benchmark of this name.
+    """
+    try:
+        return list(mteb.get_benchmark(name).tasks) if name is not None else []
+    except KeyError as error:
+        raise ValueError(f"`benchmark`: {error.args[0]} `mteb.get_benchmarks()` lists all.") from error
 
 
 def benchmark_types(name: str | None) -> dict[str, str]:
@@ -174,48 +241,51 @@ class Evaluation:
     Args:
         folder: the folder of the model.
         encoder: the model.
-        settings: what all results of the model depend on; `model` is its fingerprint.
+        identity: what all results of the model depend on; `model` is its fingerprint.
         batch_size: texts encoded at once.
     """
 
-    def __init__(self, folder: Path, encoder: InstructionEncoder, settings: dict[str, Any], batch_size: int):
+    def __init__(self, folder: Path, encoder: InstructionEncoder, identity: dict[str, Any], batch_size: int):
         self.folder = folder
         self.encoder = encoder
-        self.settings = settings
+        self.identity = identity
         self.batch_size = batch_size
 
-    def evaluate(self, tasks: list[AbsTask]) -> dict[str, str]:
+    def evaluate(self, tasks: list[AbsTask]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
         """Evaluate on the tasks that have no result yet.
 
         Returns:
-            The error of each task that failed, by its name. The other tasks are still evaluated.
+            The main metric of each task, by task and metric; and the error of each task that failed, by its name. The
+            other tasks are still evaluated.
 
         Raises:
             SettingsMismatch: if the folder has a result of other weights or settings, before anything is evaluated.
         """
         chosen = {each.metadata.name: each for task in tasks for each in (task, *parts_of(task))}
         for file in self.folder.rglob("*.json"):
-            stored, now = json.loads(file.read_text(encoding="utf-8"))["settings"], self.settings
+            stored, now = json.loads(file.read_text(encoding="utf-8"))["identity"], self.identity
             if file.stem in chosen:
-                now = self._depends_on(chosen[file.stem])
+                now = self._identity_of(chosen[file.stem])
             else:
                 # A row of the report is one model, also on the tasks that are not evaluated now.
                 stored = {name: stored[name] for name in now}
             check_same_identity(file, stored, now, ADVICE)
-        failed = {}
+        scores, failed = {}, {}
         for task in tqdm(tasks, desc="Tasks", unit="task"):
+            name = task.metadata.name
             try:
                 # Other processes may evaluate other tasks of the same model.
-                with folder_lock(self.folder / task.metadata.name):
-                    self._result_of(task, self.folder)
+                with folder_lock(self.folder / name):
+                    result = self._result_of(task, self.folder)
+                scores[name] = {task.metadata.main_score: float(result.get_score())}
             except Exception as error:
                 traceback.print_exc()
-                failed[task.metadata.name] = f"{type(error).__name__}: {error}"
-        return failed
+                failed[name] = f"{type(error).__name__}: {error}"
+        return scores, failed
 
-    def _depends_on(self, task: AbsTask) -> dict[str, Any]:
+    def _identity_of(self, task: AbsTask) -> dict[str, Any]:
         """What the result of a task depends on. The context of a contextual model follows from this."""
-        return self.settings | {
+        return self.identity | {
             "type": task.metadata.type,
             "metric": task.metadata.main_score,
             "prompts": self.encoder.prompts_of(task.metadata),
@@ -235,10 +305,10 @@ class Evaluation:
             encoding = {"batch_size": self.batch_size, "show_progress_bar": True}
             options = {"cache": None, "co2_tracker": False, "show_progress_bar": False}
             (result,) = mteb.evaluate(self.encoder, task, encode_kwargs=encoding, **options).task_results
-        score, settings = float(result.get_score()), self._depends_on(task)
+        score, identity = float(result.get_score()), self._identity_of(task)
         if not math.isfinite(score):
-            raise FloatingPointError(f"The score ({settings['metric']}) is {score}.")
-        content = {"task": task.metadata.name, "type": settings["type"], "metric": settings["metric"], "score": score}
+            raise FloatingPointError(f"The score ({identity['metric']}) is {score}.")
+        content = {"task": task.metadata.name, "type": identity["type"], "metric": identity["metric"], "score": score}
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, content | {"settings": settings, "result": json.loads(result.model_dump_json())})
+        write_json(file, content | {"identity": identity, "result": json.loads(result.model_dump_json())})
         return result

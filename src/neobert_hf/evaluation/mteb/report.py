@@ -10,7 +10,7 @@ from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import read_yaml
 
 
-# The task types of MTEB, and their titles in Table 4.
+# The task types of MTEB(eng), and their titles in Table 4.
 TASK_TYPES = {
     "Classification": "Class.",
     "Clustering": "Clust.",
@@ -20,7 +20,6 @@ TASK_TYPES = {
     "STS": "STS",
     "Summarization": "Summ.",
 }
-COLUMNS = TASK_TYPES | {"Avg.": "Avg."}
 # The content of result files, by model and task.
 Results = dict[str, dict[str, dict]]
 
@@ -37,16 +36,20 @@ def table_of_types(models: Results, published: dict[str, list[float]], types: di
         models: results on tasks of the benchmark.
         types: the type of each task of the benchmark.
     """
-    counts = Counter(types.values()) | {"Avg.": len(types)}
+    counts = Counter(types.values())
+    # Other benchmarks have fewer types, and some of their own.
+    columns = {kind: title for kind, title in TASK_TYPES.items() if kind in counts}
+    columns |= {kind: kind for kind in sorted(counts.keys() - TASK_TYPES.keys())} | {"Avg.": "Avg."}
+    counts["Avg."] = len(types)
     rows = [[f"{model} (paper)", *(f"{score:.1f}" for score in row)] for model, row in published.items()]
     for model, results in models.items():
         cells = []
-        for column in COLUMNS:
+        for column in columns:
             scores = [100 * each["score"] for each in results.values() if column in (each["type"], "Avg.")]
             number = "" if len(scores) == counts[column] else f" [{len(scores)}]"
             cells.append(f"{sum(scores) / len(scores):.1f}{number}" if scores else "-")
         rows.append([f"**{model}**", *cells])
-    head = ["Model", *(f"{title} ({counts[column]})" for column, title in COLUMNS.items())]
+    head = ["Model", *(f"{title} ({counts[column]})" for column, title in columns.items())]
     notes = [
         "Scores in percent; in brackets the number of tasks in each mean. A cell with [n] is over n tasks only and "
         "cannot be compared with the others of its column."

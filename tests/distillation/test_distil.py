@@ -1,0 +1,191 @@
+"""examples/distil.py: any teacher, a run that is interrupted, and ordinary mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+from neobert_hf import distillation
+from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.data.sources import stream_text
+from neobert_hf.distillation import teacher
+from neobert_hf.embeddings.prompts import prompt_of
+from tests.helpers.examples import load_example, to_flags
+from tests.helpers.models import ROOT
+from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy
+
+
+SMALL = {
+    "passages": 300,
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "per_device_train_batch_size": 16,
+    "learning_rate": 2e-3,
+    "embedding_learning_rate": 1e-3,
+    "save_steps": 20,
+    "save_total_limit": 9,
+    "logging_steps": 10,
+    "use_cpu": True,
+}
+# The student as it begins.
+UNTRAINED = {"max_steps": 1, "learning_rate": 0, "embedding_learning_rate": 0}
+
+
+@pytest.fixture(scope="module")
+def teachers(corpus, tmp_path_factory) -> dict[str, Path]:
+    """`normalised`: the mean of the token states, of length 1. `free`: a linear layer behind [CLS], with prompts."""
+    folder = tmp_path_factory.mktemp("teachers")
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes)).save_pretrained(folder / "bert")
+    tokenizer.save_pretrained(folder / "bert")
+    encoder = Transformer(str(folder / "bert"), max_seq_length=48)
+    means = [encoder, Pooling(32, pooling_mode="mean"), Normalize()]
+    SentenceTransformer(modules=means).save(str(folder / "normalised"), create_model_card=False)
+    free = [encoder, Pooling(32, pooling_mode="cls"), Dense(32, 20)]
+    prompts = {"query": "what is ", "passage": "text "}
+    SentenceTransformer(modules=free, prompts=prompts).save(str(folder / "free"), create_model_card=False)
+    return {name: folder / name for name in ("normalised", "free", "bert")}
+
+
+@pytest.fixture(scope="module")
+def distil(teachers, corpus):
+    """Run examples/distil.py with changes to the settings; the output folder."""
+
+    def run(output: Path, **changes) -> Path:
+        paths = {"teacher": teachers["normalised"], "texts": corpus / "train.jsonl", "output_dir": output}
+        load_example("distil").main(to_flags(paths | SMALL | changes))
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(teacher, "TEXTS_OF_FILE", 100)
+        yield run
+
+
+@pytest.fixture(scope="module")
+def students(distil, teachers, tmp_path_factory) -> dict[str, Path]:
+    """A run with each teacher. The student of `free` has a head that is not in the saved model."""
+    folder = tmp_path_factory.mktemp("students")
+    return {name: distil(folder / name, teacher=teachers[name]) for name in ("normalised", "free")}
+
+
+@pytest.mark.parametrize("name", ["normalised", "free"])
+def test_the_student_comes_to_lie_in_the_space_of_its_teacher(students, teachers, corpus, name):
+    output = students[name]
+    log = json.loads((output / "log.json").read_text())
+    measured = [(entry["step"], entry["eval_cosine"]) for entry in log if "eval_cosine" in entry]
+    assert measured[-1][1] > measured[0][1]
+    # At the start, every ten steps and at the end, each once.
+    assert [step for step, _ in measured] == sorted({*range(0, measured[-1][0], 10), measured[-1][0]})
+    student, model = SentenceTransformer(str(output / "model")), SentenceTransformer(str(teachers[name]))
+    # Texts that are not in the file that it learned from.
+    texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
+    for kind in ("query", "document"):
+        assert prompt_of(student, kind) == prompt_of(model, kind)
+        found, wanted = (
+            each.encode(texts, prompt=prompt_of(each, kind), convert_to_tensor=True) for each in (student, model)
+        )
+        assert found.norm(dim=1).allclose(torch.ones(len(texts)))
+        cosines = F.normalize(found - found.mean(0), dim=1) @ F.normalize(wanted - wanted.mean(0), dim=1).T
+        # Without the part that all vectors share, each is still nearer to the teacher's vector of its own text.
+        assert cosines.diagonal().mean() > cosines.mean() + 0.3
+
+
+def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(students, teachers, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "TEXTS_OF_FILE", 100)
+    texts = [{"text": text} for text in stream_text(str(corpus / "train.jsonl"), "text")]
+    result = distillation.distil(teacher=teachers["normalised"], texts=texts, output_dir=tmp_path / "run", **SMALL)
+    assert_same_weights(tmp_path / "run", students["normalised"])
+    log = json.loads((students["normalised"] / "log.json").read_text())
+    assert result.model == tmp_path / "run" / "model"
+    assert result.before == {"cosine": log[0]["eval_cosine"]} and result.scores["cosine"] > result.before["cosine"]
+
+
+def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):
+    flags = {"teacher": ROOT / "models" / "distilled", "texts": corpus / "train.jsonl", "output_dir": tmp_path / "run"}
+    load_example("distil").main(to_flags(flags | {"passages": 300, "use_cpu": True}))
+    log = json.loads((tmp_path / "run" / "log.json").read_text())
+    measured = [entry["eval_cosine"] for entry in log if "eval_cosine" in entry]
+    # The first steps cost 0.08; without enough warm-up they cost 0.53.
+    assert measured[-1] > measured[0] - 0.1
+
+
+def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
+    model = teacher.load_teacher(str(teachers["free"]), torch.device("cpu"))
+    texts = [
+        teacher.Text(content, is_query) for content in ("sort a list", "a dictionary") for is_query in (True, False)
+    ]
+    targets = teacher.compute_targets(model, "", texts, tmp_path)
+    wanted = [("what is " if text.is_query else "text ") + text.content for text in texts]
+    for number, vector in enumerate(model.encode(wanted, convert_to_tensor=True)):
+        assert F.cosine_similarity(targets[number][2], vector.float(), dim=0) > 0.999
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):
+    """What the teacher has read stays, and other settings are refused by name."""
+    interrupted_copy(students["free"], tmp_path / "run", after=20)
+    read = {file: file.stat().st_mtime_ns for file in (tmp_path / "run" / "teacher").rglob("*.safetensors")}
+    for setting, change in (("num_train_epochs", 3), ("learning_rate", 1e-3), ("texts", corpus / "validation.jsonl")):
+        with pytest.raises(SettingsMismatch, match=setting):
+            distil(tmp_path / "run", **{"teacher": teachers["free"], setting: change})
+    distil(tmp_path / "run", teacher=teachers["free"])
+    assert read == {file: file.stat().st_mtime_ns for file in read} != {}
+    assert_same_weights(tmp_path / "run", students["free"])
+
+
+def test_a_table_of_the_entries_that_the_texts_use_embeds_like_the_whole_table(distil, teachers, tmp_path):
+    settings = UNTRAINED | {"num_hidden_layers": 0, "passages": 40}
+    whole, used = (
+        SentenceTransformer(str(distil(tmp_path / name, vocabulary=name, **settings) / "model"))
+        for name in ("teacher", "used")
+    )
+    assert len(whole.tokenizer) == len(AutoTokenizer.from_pretrained(teachers["bert"]))
+    assert used[0].model.config.vocab_size == len(used.tokenizer) < 0.9 * len(whole.tokenizer)
+    words = [word for word in "a in of is return".split() if word in used.tokenizer.get_vocab()]
+    assert len(words) >= 4
+    assert whole.encode([" ".join(words)]) == pytest.approx(used.encode([" ".join(words)]), abs=1e-5)
+    # What it does not know is spelled.
+    assert used.tokenizer.unk_token not in used.tokenizer.tokenize("qxz")
+
+
+def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distil, corpus, tmp_path):
+    large = distil(tmp_path / "large", num_hidden_layers=3, passages=100) / "model"
+    texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
+    wanted = SentenceTransformer(str(large)).encode(texts, convert_to_tensor=True)
+    for layers, count, least in (("0 1 2", 3, 0.9999), ("0 2", 2, 0.5)):
+        settings = UNTRAINED | {"teacher": large, "student": large, "layers": layers, "passages": 100}
+        model = SentenceTransformer(str(distil(tmp_path / str(count), **settings) / "model"))
+        assert len(model[0].model.transformer_encoder) == model[0].model.config.num_hidden_layers == count
+        assert F.cosine_similarity(model.encode(texts, convert_to_tensor=True), wanted).mean() > least
+
+
+MISTAKES = [
+    ({"teacher": "bert"}, "teacher"),
+    ({"teacher": "none"}, "none"),
+    ({"student": "free"}, "student"),
+    ({"texts": "empty.jsonl"}, "empty.jsonl"),
+    ({"texts": "short.jsonl"}, "short.jsonl"),
+    ({"column": "body"}, "'body'"),
+    ({"output": "normalised"}, "output_dir"),
+    ({"hidden_size": 25}, "`hidden_size`"),
+    ({"num_attention_heads": 0}, "`num_attention_heads`"),
+    ({"layers": "-1"}, "`layers`"),
+]
+
+
+@pytest.mark.parametrize("change, named", MISTAKES)
+def test_mistakes_are_refused_before_the_teacher_reads(distil, teachers, tmp_path, change, named):
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "short.jsonl").write_text('{"text": "One sentence."}\n')
+    places = teachers | {name: tmp_path / name for name in ("none", "empty.jsonl", "short.jsonl")}
+    with pytest.raises((ValueError, OSError), match=named):
+        distil(**{"output": tmp_path / "run"} | {name: places.get(value, value) for name, value in change.items()})
+    assert not list(tmp_path.rglob("*.safetensors"))
