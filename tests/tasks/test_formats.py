@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from neobert_hf.tasks.rows import read_splits
+from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from neobert_hf.tasks.words import read_conll, read_conllu, split_words
 from tests.helpers.task_runs import task_of_file, task_of_rows, text_rows, write_csv, write_json_lines
 
@@ -112,14 +114,16 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_spans_of_annotation_tools(tmp_path, form):
-    (tmp_path / "rows.json").write_text(
-        json.dumps([FORMS[form], json.loads(json.dumps(FORMS[form]).replace("Ann", "Eve"))])
-    )
+    rows = [FORMS[form], json.loads(json.dumps(FORMS[form]).replace("Ann", "Eve"))]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
     task = task_of_file("tags", tmp_path / "rows.json", validation_share=0.5)
     (words,), (tags,) = task.tables["train"]["words"][:], task.tables["train"]["tags"][:]
     assert words[1:] == ["Lee", ",", "of", "U", ".", "S", ".", "aid", "-", "groups", ",", "sleeps", "."]
     expected = "B-PER I-PER O O B-ORG I-ORG I-ORG I-ORG O O B-ORG O O O".split()
     assert tags == expected and task.entities
+    # As it is read by json.
+    in_memory = TokenClassificationSettings("model", rows, validation_share=0.5)
+    assert TokenClassification(in_memory, read_splits(in_memory)).tables["train"]["tags"][:] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def from_label_studio(row: Row) -> Row:
     if not done:
         raise ValueError(f"{row.place} has no annotation: annotate it in Label Studio, or leave it out of the export.")
     found = [each["value"] for each in done[0]["result"]]
-    choices = [name for each in found for name in each.get("choices", [])]
-    spans = [each for each in found if "start" in each]
+    choices = [name for each in found for name in each.get("choices") or []]
+    spans = [each for each in found if each.get("start") is not None]
     return Row(row.source, row.index, row.cells["data"] | {"label": choices or spans})
 
 
