@@ -19,7 +19,7 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.recipe import train_on_task
 from neobert_hf.tasks.rows import Splits, check_columns, count_labels, parse_splits
-from neobert_hf.tasks.task import OwnTask
+from neobert_hf.tasks.task import OwnTask, shortened
 from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
@@ -150,6 +150,10 @@ class Classification(TextTask, OwnTask):
             # The mean weight of a row is 1.
             self.weights = torch.tensor(counts.sum() / (len(counts) * counts), dtype=torch.float32)
             self.loss = self.weighted_loss
+
+    def purpose(self) -> str:
+        which = "which of" if self.several else "which one of"
+        return f"This model says {which} {len(self.labels):,} classes a text has: {shortened(self.labels)}."
 
     def weighted_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         # PyTorch's own mean divides by the weights of the batch, so that accumulated batches would count otherwise.

@@ -72,6 +72,10 @@ class Regression(TextTask, OwnTask):
                 f"All training rows have the number {self.mean:g} in {label!r}: there is nothing to learn."
             )
 
+    def purpose(self) -> str:
+        low, high = (function(self.tables["train"]["label"][:]) for function in (min, max))
+        return f"This model gives a number for a text; it learned from numbers between {low:g} and {high:g}."
+
     def targets(self, rows: Dataset) -> list[float]:
         return ((np.array(rows["label"][:]) - self.mean) / self.deviation).tolist()
 

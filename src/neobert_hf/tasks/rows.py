@@ -15,7 +15,7 @@ from neobert_hf.common.settings import nearest
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.readers import READERS, Reader
 from neobert_hf.data.rows import Row
-from neobert_hf.data.sources import check_local, is_table, read_rows, split_files
+from neobert_hf.data.sources import Source, check_local, is_table, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
@@ -40,7 +40,7 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
     given = {split: source for split, source in given.items() if source is not None}
     # Before the training rows are read, which may take minutes.
     for split, source in given.items():
-        if not is_table(source) and not is_local(source):
+        if not is_local(source):
             check_exists(source, f"{split}_data")
     folder = None if is_table(settings.data) else Path(settings.data).expanduser()
     if folder is None:
@@ -89,8 +89,10 @@ def from_label_studio(row: Row) -> Row:
     return Row(row.source, row.index, row.cells["data"] | {"label": choices or spans})
 
 
-def is_local(source: str) -> bool:
-    """Whether there is such a file or folder, or a file that matches the pattern."""
+def is_local(source: Source) -> bool:
+    """Whether it is a table in memory, or there is such a file or folder, or a file that matches the pattern."""
+    if is_table(source):
+        return True
     path = Path(source).expanduser()
     # A name such as `reviews [1].csv` is no pattern, if there is a file with it.
     return path.exists() or bool(glob.glob(str(path)))

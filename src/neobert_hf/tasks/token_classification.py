@@ -23,7 +23,7 @@ from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.pieces import first_with_piece, windows_of_rows
 from neobert_hf.tasks.recipe import train_on_task
 from neobert_hf.tasks.rows import Splits, check_columns, choose_column, count_labels, parse_splits
-from neobert_hf.tasks.task import OwnTask, TaskSettings
+from neobert_hf.tasks.task import OwnTask, TaskSettings, shortened
 from neobert_hf.tasks.words import READERS, join_words, standard_tags, words_of_spans
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
@@ -100,6 +100,13 @@ class TokenClassification(OwnTask):
             print("these are no tags such as B-PER, I-PER and O: the accuracy of words is scored, not whole entities")
         # The tag of words that become no piece, or that the baseline has not seen.
         self.fallback = Counter(chain(*self.tables["train"]["tags"][:])).most_common(1)[0][0]
+
+    def purpose(self) -> str:
+        return f"This model tags the words of a text with one of {len(self.labels):,} tags: {shortened(self.labels)}."
+
+    def example(self, name: str) -> list[str]:
+        # In training the first piece of a word has its tag.
+        return super().example(f'{name}, aggregation_strategy="first"' if self.entities else name)
 
     def encode(self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Windows of at most `max_length` pieces, with `labels`, `row`, and in `word` the word that begins there.
