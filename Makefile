@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 # instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test everything nightly clients servers lint docs bench gpu clean
+.PHONY: demo test everything nightly clients servers lint docs bench gpu gpu_checks clean
 
 demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
@@ -40,6 +40,9 @@ bench: .venv/.installed  ## Speed beside other encoders and bare matrix products
 
 gpu: .venv/.installed  ## Speed of the forward pass and of a training step on a GPU; writes benchmarks/results/gpu.md
 	$(BIN)/python benchmarks/gpu.py
+
+gpu_checks: .venv/.installed  ## All that needs a GPU, the most important first, in ten minutes; logs in runs/gpu_checks
+	$(BIN)/python benchmarks/gpu_checks.py
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

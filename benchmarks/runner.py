@@ -19,12 +19,9 @@ from datetime import date
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.transforms import blended_transform_factory
 from scipy import stats
 
 from neobert_hf.common.files import write_json, write_png, write_text
@@ -35,6 +32,10 @@ from neobert_hf.common.settings import parse_config
 # In the processes of recipes, threads that wait must not spin, since they would keep a core from the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if TYPE_CHECKING:  # A GPU's container image may lack matplotlib.
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 ROOT = Path(__file__).parent.parent
 ALLOCATOR = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
 # One colour is one thing, in all pictures. Blue is always ours.
@@ -57,7 +58,7 @@ def run_benchmark(
     name: str,
     measure: Callable[[Any], Any],
     page: Callable[[Any], list[str]],
-    plot: Callable[[Any], Figure] | None = None,
+    plot: "Callable[[Any], Figure] | None" = None,
     packages: Sequence[str] = (),
     kind: type[Settings] = Settings,
     args: list[str] | None = None,
@@ -197,8 +198,11 @@ def difference(better: Sequence[float], worse: Sequence[float], digits: int) -> 
     return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
 
 
-def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) -> tuple[Figure, Axes]:
+def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) -> "tuple[Figure, Axes]":
     """A figure of `size` inches without a box. Its title is the message; below it is in grey what the numbers are."""
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import blended_transform_factory
+
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -210,7 +214,7 @@ def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) 
     return figure, axes
 
 
-def draw_lines(axes: Axes, lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:
+def draw_lines(axes: "Axes", lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:
     """Lines, each labelled at its end in its own colour. Labels that would cover each other move apart.
 
     Args:

@@ -22,7 +22,8 @@ class NeoBERTClassifier(SupportsCrossEncoding, TransformersEmbeddingModel):
     """Classes of texts and, with one label, scores of pairs; the head of `NeoBERTForSequenceClassification`."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        # Not super(), which is a protocol whose __init__ does nothing.
+        TransformersEmbeddingModel.__init__(self, vllm_config=vllm_config, prefix=prefix)
         width, dtype = self.config.hidden_size, self.model_config.head_dtype
         self.dense = nn.Linear(width, width, dtype=dtype)
         self.classifier = nn.Linear(width, self.config.num_labels, dtype=dtype)

@@ -1,7 +1,7 @@
 """Tells the server vLLM which class serves which of our architectures; the entry point `vllm.general_plugins`."""
 
-# The original's name for a masked language model, too.
-ENCODERS = ("NeoBERTModel", "NeoBERTForMaskedLM", "NeoBERTLMHead")
+# The last two are the original's names.
+ENCODERS = ("NeoBERTModel", "NeoBERTForMaskedLM", "NeoBERT", "NeoBERTLMHead")
 
 
 def register() -> None:

@@ -175,6 +175,9 @@ MISTAKES = [
     ({"texts": "short.jsonl"}, "short.jsonl"),
     ({"column": "body"}, "'body'"),
     ({"output": "normalised"}, "output_dir"),
+    ({"hidden_size": 25}, "`hidden_size`"),
+    ({"num_attention_heads": 0}, "`num_attention_heads`"),
+    ({"layers": "-1"}, "`layers`"),
 ]
 
 

@@ -41,6 +41,11 @@ def test_bad_rows_are_refused_by_file_and_row(edit, tmp_path, rows, keys, named)
 BAD_DESCRIPTIONS = [
     (lambda c: c["train"]["pairs"].pop("instruction"), "pairs.*`instruction`"),
     (lambda c: c["train"]["pairs"].update(postive="body"), "pairs.*'postive'.*'positive'"),
+    # All keys are named, also those of the dataset itself.
+    (lambda c: c["train"]["pairs"].update(xyz=1), "'xyz'.*batch_size, default, document_instruction, instruction"),
+    (lambda c: c["train"]["pairs"].update(instructions=""), "'instructions'.*'instruction'"),
+    (lambda c: c["evaluation"]["retrieval"].update(batch_size=8), "retrieval.*'batch_size'"),
+    (lambda c: c["train"]["pairs"].update(source=["a.csv"]), "pairs.*`source`"),
     (lambda c: c["train"]["pairs"].update(positive="title"), "pairs.*`positive` is 'title'"),
     (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs.*'batch_size'"),
     (lambda c: c["train"]["pairs"].update(parts=[{"sauce": "x"}]), "pairs.*'sauce'.*'source'"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 
 import pytest
@@ -77,6 +78,35 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
     found = refused(datasets=described, **changes)
     assert [name for name, _, _ in found] == ["learning_rate", "lora_rank", "negatives", "temperature"]
     assert ("learning_rate", "0.005", "0.001") in found and ("temperature", "0.07", "0.05") in found
+
+
+def test_what_a_killed_process_left_half_written_goes_and_nothing_else(trained, settings, tmp_path):
+    interrupted_copy(trained["dense"], tmp_path / "run", after=6)
+    left = ["model.123.partial/model.safetensors", "model.123.old.partial/config.json", "mined/a.parquet.77.partial"]
+    kept = ["notes.partial", "model.partial/model.safetensors", "drafts/letter.old.partial"]
+    for name in left + kept:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("half")
+    run("dense", settings())
+    assert not any((tmp_path / "run" / name).exists() for name in left)
+    assert all((tmp_path / "run" / name).exists() for name in kept)
+    assert not (tmp_path / "run" / "model.123.partial").exists()
+
+
+@pytest.fixture
+def little_room():
+    """No file may be larger than 20 kB, as if the disk were full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_checkpoint(settings, tmp_path, little_room):
+    with pytest.raises(OSError, match="checkpoint-6 could not be written: the disk is full") as error:
+        run("dense", settings(eval_strategy="no"))
+    assert str(error.traceback[-1].path).endswith("neobert_hf/common/files.py")
+    assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
 @pytest.mark.slow

@@ -73,25 +73,50 @@ def breaks(request, monkeypatch) -> int:
     return 0
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_blocks_are_compiled_once(training, breaks):
+def graphs_of_batches(plain, training: bool, backend: str, tolerance: float) -> list[int]:
+    """How many graphs there are after each batch; outputs and gradients are those of the plain model.
+
+    Args:
+        tolerance: of the norm of a difference, as a share of the norm.
+    """
+
+    def near(found, expected) -> bool:
+        return (found - expected).norm() <= tolerance * expected.norm() + 1e-6
+
     torch.compiler.reset()
-    plain = small_model(NeoBERTForMaskedLM, sparse_prediction=True).train(training)
-    # Without code generation: what is tested are the graphs.
-    compiled = compile_regions(copy.deepcopy(plain), backend="aot_eager", dynamic=True)
+    compiled = compile_regions(copy.deepcopy(plain), backend=backend, dynamic=True)
     counters.clear()
     graphs = []
     for layout, lengths in BATCHES:
         ids, arguments, _ = batch_of(layout, lengths)
+        inputs = {"input_ids": ids, "labels": ids, **arguments}
+        inputs = {name: each.to(plain.device) if torch.is_tensor(each) else each for name, each in inputs.items()}
         with torch.set_grad_enabled(training):
-            found, expected = (model(ids, **arguments, labels=ids) for model in (compiled, plain))
-        assert (found.logits - expected.logits).abs().max() <= 1e-5
+            found, expected = (model(**inputs) for model in (compiled, plain))
+        assert near(found.logits, expected.logits)
         if training:
             found.loss.backward()
             expected.loss.backward()
             for parameter, same in zip(compiled.parameters(), plain.parameters()):
-                torch.testing.assert_close(parameter.grad, same.grad, rtol=1e-5, atol=1e-5)
+                assert near(parameter.grad, same.grad)
         graphs.append(counters["stats"]["unique_graphs"])
+    return graphs
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_blocks_are_compiled_once(training, breaks):
+    plain = small_model(NeoBERTForMaskedLM, sparse_prediction=True).train(training)
+    # Without code generation: what is tested are the graphs.
+    graphs = graphs_of_batches(plain, training, "aot_eager", tolerance=1e-5)
     # A single row is another graph of the embeddings than several.
     assert graphs[1] == graphs[-1] > 0
     assert len(counters["graph_break"]) == breaks
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [False, True])
+def test_blocks_are_compiled_once_on_a_gpu(training):
+    """With the kernel itself, whose block is one graph, and generated code; in 16 bits."""
+    plain = small_model(NeoBERTForMaskedLM, sparse_prediction=True).to("cuda", torch.bfloat16).train(training)
+    graphs = graphs_of_batches(plain, training, "inductor", tolerance=0.05)
+    assert graphs[1] == graphs[-1] > 0 and not counters["graph_break"]

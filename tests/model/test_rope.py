@@ -125,7 +125,7 @@ def test_a_second_override_starts_from_the_trained_length(tmp_path):
 
 def test_pipelines_and_sentence_transformers_read_all_of_it(tmp_path):
     """A model of 64 tokens, loaded with YaRN of factor 4 and saved with its tokenizer, as the documentation says."""
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer  # Some of its versions need `datasets`.
 
     trained, long, text = str(tmp_path / "trained"), str(tmp_path / "long"), " ".join(["dog"] * 300)
     small_model(NeoBERTForMaskedLM).save_pretrained(trained)

@@ -133,6 +133,24 @@ def test_numbers_of_texts(encoder, tmp_path, capsys):
     assert scores["rmse"] == pytest.approx(best["rmse"], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "recipe, rows, length",
+    [
+        (classify, text_rows(40), 0),
+        (classify, text_rows(40), 2),
+        (classify, [{"text1": f"a {row}", "text2": "b", "label": "yn"[row % 2]} for row in range(40)], 4),
+        (regress, numbered_rows(40), 2),
+        (tag, tagged_rows(40), 2),
+        (answer, asked_rows(40), 2),
+    ],
+)
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(encoder, tmp_path, recipe, rows, length):
+    data = write_json_lines(tmp_path / "rows.jsonl", rows)
+    changes = {"max_length": length} | ({"stride": 0} if recipe is answer else {})
+    with pytest.raises(ValueError, match=f"`max_length` is {length}"):
+        recipe.main(flags(tmp_path / "run", encoder, data, **changes))
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
 def test_every_head_gets_the_scale_of_the_numbers(tmp_path, name):

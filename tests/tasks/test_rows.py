@@ -157,6 +157,7 @@ def test_held_out_rows_that_are_trained_on_are_counted(capsys):
 ONES = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
 OTHERS = [{"text": "d", "label": "x"}, {"text": "e", "label": "y"}]
 HOT = [{"text": "a", "label": [1.0, 0.0]}, {"text": "b", "label": [0.0, 1.0]}]
+HOURS = [row | {"label": number} for row, number in zip(ONES, ("1", 2.5))]
 WRITTEN = [row | {"label": "['x', 'y']"} for row in ONES]
 TAGGED = tagged_rows(8)
 TAGGED_OTHERS = tagged_rows(2, seed=1)
@@ -188,6 +189,7 @@ BAD_ROWS = [
     ("classes", {}, {"test": [{"text": "a", "label": None}]}, "test, row 0: 'label' is None.*`score_test`"),
     ("classes", {}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z'.*`score_test`"),
     ("classes", {}, {"train": ONES[:1]}, "one label, x"),
+    ("classes", {}, {"train": HOURS}, "'label' holds numbers with decimals, such as 2.5.*`regress`"),
     ("classes", {"label_separator": ";", "class_weights": "balanced"}, {}, "`class_weights`"),
     ("numbers", {}, {"train": [*PRICED, {"text": "e", "price": "12,5"}]}, "row 2: 'price' is '12,5'"),
     ("numbers", {}, {"train": PRICED[:1]}, "All training rows have the number 2 in 'price'"),
@@ -209,6 +211,28 @@ BAD_ROWS = [
 def test_bad_rows_are_named_before_training(kind, settings, tables, message):
     with pytest.raises(ValueError, match=message):
         built(kind, settings, **tables)
+
+
+def test_numbers_that_are_read_as_texts_are_said(capsys):
+    rows = [{"text": 7, "label": "x"}, *ONES]
+    built("classes", train=rows)
+    assert "1 of 3 training rows have a number in 'text', such as 7" in capsys.readouterr().out
+    # In a CSV file all cells are texts, and a text may be a number.
+    built("classes", train=[rows[0] | {"text": "7"}, *ONES])
+    assert "number" not in capsys.readouterr().out
+    built(
+        "classes",
+        {"text_columns": ["id"]},
+        train=[row | {"id": "12"} for row in ONES],
+        validation=[rows[0] | {"id": 3}],
+    )
+    assert "2 of 2 training rows have a number in 'id', such as 12" in capsys.readouterr().out
+    # Whole numbers may be the numbers of classes, also as pandas writes them beside missing cells.
+    assert built(
+        "classes",
+        train=[row | {"label": number} for row, number in zip(ONES, (1.0, 2.0))],
+        validation=[OTHERS[0] | {"label": 1.0}],
+    ).labels == ["1.0", "2.0"]
 
 
 def test_columns_are_guessed():

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from neobert_hf.common.files import atomic_folder, write_json, write_text
 from neobert_hf.common.recipe import Result
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.sources import list_of
 from neobert_hf.distillation.student import Student, cosine_to_teacher
@@ -45,6 +46,7 @@ class DistilSettings:
 
     def __post_init__(self):
         self.texts = list_of(self.texts)
+        check_numbers(self, {"passages": "1 or more", "embedding_learning_rate": "0 or more"})
 
 
 @dataclass

@@ -17,6 +17,7 @@ from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, identity_of, mark_folder
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, sizes_of
 from neobert_hf.data.sources import Source, as_dataset, is_table, list_of
 from neobert_hf.embeddings.models import check_finite, load_embedding_model
@@ -40,6 +41,9 @@ class CorpusSettings:
     batch_size: int = field(default=32, metadata={"help": "texts computed at a time; padding is not computed"})
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the encoder"})
 
+    def __post_init__(self):
+        check_numbers(self, {"batch_size": "1 or more", "max_length": "1 or more"})
+
     @property
     def sorted_rows(self) -> int:
         """Rows of a set that is sorted by length. Parts are made of whole sets."""
@@ -61,6 +65,7 @@ class EmbedSettings:
 
     def __post_init__(self):
         self.source = list_of(self.source)
+        check_numbers(self, {"rows_per_part": "1 or more", "workers": "1 or more"})
 
 
 @recipe

@@ -90,6 +90,8 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_plain(model, path)
     model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+    if max_length <= (special := model.tokenizer.num_special_tokens_to_add()):
+        raise ValueError(f"`max_length` is {max_length}, and {special} tokens of each text are special ones: set more.")
     if not isinstance(model, CrossEncoder):
         # Sentence Transformers chooses a default when an evaluation first asks, and saves it only from then on.
         model.similarity_fn_name = model.similarity_fn_name

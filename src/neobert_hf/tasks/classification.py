@@ -1,6 +1,8 @@
 """Text classification: each row has one class, or a list of several. Columns are guessed, and the guesses printed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +19,7 @@ from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.recipe import train_on_task
 from neobert_hf.tasks.rows import Splits, count_labels, parse_splits
 from neobert_hf.tasks.task import OwnTask
-from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, texts_of
+from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -49,6 +51,20 @@ def are_several(rows: list[Row], column: str, separator: str | None) -> bool:
     return separator is not None or any(isinstance(cell, list) for cell in cells)
 
 
+def check_no_decimals(labels: Iterable[str], column: str) -> None:
+    """Refuse labels that are numbers with decimals: each of them would be a class of its own."""
+    found = list(labels)
+    try:
+        decimals = [label for label, number in zip(found, map(float, found)) if number % 1]
+    except ValueError:  # They are names.
+        return
+    if decimals:
+        raise ValueError(
+            f"{column!r} holds numbers with decimals, such as {decimals[0]}, and each would be a class. To learn numbers "
+            "from texts, use `regress` (examples/run_regression.py); if they are classes, give them names."
+        )
+
+
 @recipe
 def classify(settings: ClassificationSettings, arguments: FineTuningArguments) -> Result:
     """Fine-tune any encoder to classify texts: your own CSV, TSV, JSON lines or Parquet, a table, or a Hub dataset.
@@ -73,6 +89,7 @@ class Classification(TextTask, OwnTask):
     def __init__(self, settings: ClassificationSettings, splits: Splits):
         self.pooling = settings.pooling
         texts, label = settings.choose_columns(splits["train"][0].cells)
+        note_numbers(splits["train"], texts)
         self.several = are_several(splits["train"], label, settings.label_separator)
         self.problem = "multi_label_classification" if self.several else "single_label_classification"
         found = f"texts in {' and '.join(map(repr, texts))}, labels in {label!r}"
@@ -84,6 +101,7 @@ class Classification(TextTask, OwnTask):
 
         inputs = ["text", "text_pair"][: len(texts)]
         self.tables = parse_splits(splits, parse, settings.validation_share, inputs, inputs, "label")
+        check_no_decimals(chain(*self.tables["train"]["label"][:]), label)
         self.labels = count_labels(self.tables, "label", "label")
         if self.several and set(self.labels) <= {"0", "1", "0.0", "1.0", "False", "True"}:
             raise ValueError(

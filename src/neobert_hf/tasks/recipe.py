@@ -72,7 +72,8 @@ def build_trainer(
         backbone,
         settings.trust_remote_code,
     )
-    length = length_to_cut_at(model, tokenizer, settings.max_length)
+    pairs = "text_pair" in task.tables["train"].column_names
+    length = length_to_cut_at(model, tokenizer, settings.max_length, pairs)
     inputs = DatasetDict({split: task.encode(rows, tokenizer, length) for split, rows in task.tables.items()})
     arguments = arguments.planned(len(inputs["train"]))
     run.identify(

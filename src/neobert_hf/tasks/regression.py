@@ -16,7 +16,7 @@ from neobert_hf.data.rows import Row
 from neobert_hf.tasks.recipe import train_on_task
 from neobert_hf.tasks.rows import Splits, parse_splits
 from neobert_hf.tasks.task import OwnTask
-from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, texts_of
+from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -56,6 +56,7 @@ class Regression(TextTask, OwnTask):
     def __init__(self, settings: RegressionSettings, splits: Splits):
         self.pooling = settings.pooling
         texts, label = settings.choose_columns(splits["train"][0].cells)
+        note_numbers(splits["train"], texts)
         print(f"columns: texts in {' and '.join(map(repr, texts))}, numbers in {label!r} (settings can name others)")
 
         def parse(row: Row) -> dict[str, Any]:

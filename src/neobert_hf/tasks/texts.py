@@ -1,5 +1,6 @@
 """Tasks on whole texts: which columns hold the one or two texts of a row, and what a model reads of them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -58,6 +59,26 @@ def guess_text_columns(cells: dict[str, Any]) -> list[str]:
     strings = [name.lower() for name, cell in cells.items() if isinstance(cell, str)]
     guesses = (*TEXTS, *strings) if len(strings) == 1 else TEXTS
     return [choose_column(list(cells), None, guesses, "text_columns")]
+
+
+def note_numbers(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Print that a column of texts holds numbers: it may be another one that was meant."""
+    for column in columns:
+        cells = [row.cells.get(column) for row in rows]
+        numbers = [cell for cell in cells if isinstance(cell, (int, float)) or is_number(cell)]
+        # In a file of CSV, where all is text, a text may be a number.
+        if len(numbers) > len(cells) / 2 or any(not isinstance(number, str) for number in numbers):
+            print(
+                f"{len(numbers):,} of {len(cells):,} training rows have a number in {column!r}, such as {numbers[0]}, "
+                "which is read as a text: if another column is meant, name it as `text_columns`."
+            )
+
+
+def is_number(cell: Any) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except (TypeError, ValueError):
+        return False
 
 
 def texts_of(row: Row, columns: Sequence[str]) -> dict[str, str]:

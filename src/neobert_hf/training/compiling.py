@@ -17,9 +17,7 @@ class SayCompiling(TrainerCallback):
         if self.plugin.backend != DynamoBackend.NO and state.is_world_process_zero:
             part = "block by block" if self.plugin.use_regional_compilation else "as a whole"
             backend = self.plugin.backend.value.lower()
-            print(
-                f"The model is compiled {part} ({backend}) while the first step runs, which takes longer.", flush=True
-            )
+            print(f"The model is compiled {part} ({backend}) in the first step, which takes longer.", flush=True)
             self.start = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):

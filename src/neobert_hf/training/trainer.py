@@ -26,7 +26,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
-from neobert_hf.common.files import partial_folder, replace_folder
+from neobert_hf.common.files import partial_folder, remove, replace_folder, saying_if_full
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.training.compiling import SayCompiling
 from neobert_hf.training.run import (
@@ -293,6 +293,11 @@ class ResumableTrainer(Trainer):
         """
         return step_of(checkpoint) == self.args.max_steps or read_progress(checkpoint).stopped_early
 
+    def training_step(self, model, *args, **kwargs):
+        # A compiled model shares its layers with this one, but is another module; losses and logs look at this one.
+        self.model.train()
+        return super().training_step(model, *args, **kwargs)
+
     def save_whole(self, folder: Path) -> None:
         """Write the model to a temporary folder and rename it, so that `folder` never holds an incomplete model."""
         if self.is_fsdp_enabled:
@@ -300,7 +305,7 @@ class ResumableTrainer(Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         # All processes must use the same folder.
         (partial,) = map(Path, broadcast_object_list([str(partial_folder(folder))]))
-        with _no_bars():
+        with _no_bars(), saying_if_full(folder):
             self.save_model(str(partial))
         if self.is_world_process_zero():
             (partial / "training_args.bin").unlink(missing_ok=True)
@@ -327,8 +332,13 @@ class ResumableTrainer(Trainer):
             # An earlier run was interrupted while it saved this step.
             delete_checkpoint(folder)
         self.accelerator.wait_for_everyone()
-        with _no_bars():
-            super()._save_checkpoint(model, trial)
+        try:
+            with _no_bars(), saying_if_full(folder):
+                super()._save_checkpoint(model, trial)
+        except OSError:
+            # Half a checkpoint is of no use, and would leave no room for the next attempt.
+            remove(folder)
+            raise
         self.accelerator.wait_for_everyone()
         since_log = self.since_log()
         if self.is_world_process_zero():

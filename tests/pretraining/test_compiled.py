@@ -16,7 +16,7 @@ from tests.helpers.pretraining_runs import (
     run,
     small_flags,
 )
-from tests.training.test_distributed import assert_close, train_sharded
+from tests.pretraining.test_distributed import assert_close, train_sharded
 
 
 COMPILED = ("--dynamo_backend", "aot_eager", "--dynamo_use_regional_compilation", "--dynamo_use_dynamic")
