@@ -1,11 +1,10 @@
-"""Each command runs with the extra that it names, and with no other library: by metadata, without installing anything."""
+"""Each command runs with the extra that it names and no other library: by metadata, nothing is installed."""
 
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
@@ -16,6 +15,7 @@ from neobert_hf_cli import PLACES
 from tests.helpers.models import ROOT
 
 
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
 # What is imported only where a setting asks for it, and what only the commands beside `convert` need.
 ASKED_FOR = {"ray", "weaviate"}
 OF_OTHER_COMMANDS = {"": {"sentence_transformers"}}
