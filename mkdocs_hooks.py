@@ -1,11 +1,13 @@
-"""Adds files from outside of docs/ and the API reference to the site that `make docs` builds.
+"""Adds files from outside of docs/, the notebooks, the settings and the API reference to the site of `make docs`.
 
 The pages have links that work on GitHub. In the site, README.md is the front page, while the lab notes and results keep
 their paths, so the links between pages are rewritten here.
 """
 
+import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.structure.files import File
@@ -21,11 +23,15 @@ ADDED |= {
     for file in sorted((ROOT / "benchmarks" / "results").glob("*"))
     if file.suffix in (".md", ".png")
 }
+NOTEBOOKS = {
+    f"examples/notebooks/{file.name}": f"notebooks/{file.stem}.md"
+    for file in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+}
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
 
 def on_files(files, config):
-    """Add the files of `ADDED`, and a page of the API for the model and for each subpackage."""
+    """Add the files of `ADDED`, notebooks, settings, and a page of the API for the model and each subpackage."""
     for source, target in ADDED.items():
         content = (ROOT / source).read_bytes() if not source.endswith(".md") else (ROOT / source).read_text()
         files.append(File.generated(config, target, content=content))
@@ -33,7 +39,42 @@ def on_files(files, config):
         page = _api_page(folder.name, folder.rglob("*.py"))
         files.append(File.generated(config, f"api/{folder.name}.md", content=page))
     files.append(File.generated(config, "api/model.md", content=_api_page("model", PACKAGE.glob("*_neobert.py"))))
+    files.append(File.generated(config, "settings.md", content=_settings_page()))
+    for notebook, target in NOTEBOOKS.items():
+        files.append(File.generated(config, target, content=_notebook_page(ROOT / notebook)))
     return files
+
+
+def _settings_page() -> str:
+    """What each command's `--help` prints: the settings of a recipe, which are its keywords in Python."""
+    lines = [
+        "# Settings",
+        "",
+        "The settings of each recipe are flags of its command and keywords of its function. Those of",
+    ]
+    lines += ["Transformers are explained at its `TrainingArguments`; `--help_all` lists them."]
+    sys.path.insert(0, str(PACKAGE.parent))
+    from neobert_hf_cli import COMMANDS
+
+    for title, commands in COMMANDS.items():
+        lines += ["", f"## {title}"]
+        for command, (module, *_) in commands.items():
+            text = (PACKAGE / "help" / f"{command}.txt").read_text().split("\n", 2)[2]
+            lines += ["", f"### {command}", "", f"`neobert_hf.{module}.{command}`", "", "```text", text.rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _notebook_page(notebook: Path) -> str:
+    """A notebook with its stored outputs as Markdown."""
+    lines = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        lines += [source, ""] if cell["cell_type"] == "markdown" else ["```python", source, "```", ""]
+        for output in cell.get("outputs", []):
+            text = output.get("text") or output.get("data", {}).get("text/plain", [])
+            if text:
+                lines += ["```text", "".join(text).rstrip(), "```", ""]
+    return "\n".join(lines)
 
 
 def _api_page(title: str, modules) -> str:
@@ -55,7 +96,7 @@ def on_page_markdown(markdown, page, config, files):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page_in_repository), match[1]))
         if path == "benchmarks/results":
             path = "benchmarks/results/README.md"
-        target = ADDED.get(path, path.removeprefix("docs/"))
+        target = (ADDED | NOTEBOOKS).get(path, path.removeprefix("docs/"))
         return posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
 
     return LINK.sub(to_site, markdown)

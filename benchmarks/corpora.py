@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from neobert_hf.data.duplicates import DuplicateSettings, sign_part
 from neobert_hf.data.parts import plan_parts
-from neobert_hf.data.preparing import PrepareArguments, prepare
+from neobert_hf.data.preparing import prepare_data
 from neobert_hf.embeddings.corpus import CorpusSettings, embed_part
 
 
@@ -46,7 +46,7 @@ def random_texts(lengths: Iterable[int]) -> Iterator[str]:
 
 
 def measure_preparing() -> dict[str, float]:
-    """Seconds of all of `prepare_data.py` beside those of its tokenizer alone on the same texts; and of MinHash."""
+    """Seconds of all of `prepare_data` beside those of its tokenizer alone on the same texts; and of MinHash."""
     with TemporaryDirectory() as folder:
         file, outputs = Path(folder, "texts.parquet"), iter(range(10**6))
         texts = list(random_texts([300] * DOCUMENTS))
@@ -58,7 +58,7 @@ def measure_preparing() -> dict[str, float]:
 
         def whole() -> None:
             with redirect_stdout(StringIO()):
-                prepare(PrepareArguments(str(file), TOKENIZER, f"{folder}/{next(outputs)}"))
+                prepare_data(source=file, tokenizer=TOKENIZER, output_dir=f"{folder}/{next(outputs)}")
 
         def alone() -> None:
             for start in range(0, len(texts), 1_000):

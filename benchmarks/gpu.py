@@ -10,6 +10,10 @@ number of rows:
 - padded: rows have 35% of the tokens on average, the rest is padding under a mask;
 - packed: the same texts one after the other in a single row, without padding.
 
+With `--steps 100` the protocol of the paper's section 5.4 comes first: rows of the longest length, batches of 1, 2, 4
+and up to 512 rows until memory ends or two doublings gained nothing, 100 forward passes of each, and the largest
+throughput, in bfloat16. This takes about an hour; ten steps of each, minutes.
+
 Only real tokens count. The last column is the rate of the model's matrix products in operations per second, divided by
 that of one large matrix product of the same type, which is measured first. Weights are random. The other encoders read
 the padded batch in bfloat16, if they have positions for it.
@@ -19,8 +23,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
+from accelerate.utils import compile_regions
 from encoders import ENCODERS, build_model, make_batch, ragged_lengths
 from runner import Settings, run_benchmark, table
 from transformers.utils import is_flash_attn_2_available
@@ -33,12 +39,39 @@ DEVICE = "cuda" if CUDA else "cpu"
 HEAD = ["", "model", "type", "attention", "tokens a row", "batch", "tokens/s", "GiB", "TFLOP/s", "of a bare product"]
 LAYOUTS = ("dense", "padded", "packed")
 TYPES, LENGTHS = ("float32", "bfloat16"), (512, 4096)
+# The paper's protocol: models, lengths, and rows of a batch.
+LARGEST = "largest throughput"
+STUDIED, STUDY_LENGTHS = (
+    ("NeoBERT", "BERT-base", "BERT-large", "NomicBERT", "ModernBERT-base"),
+    (512, 1024, 2048, 4096, 8192),
+)
+ROWS = [2**power for power in range(10)]
+# Table 10: thousands of tokens a second on an A100 with the best batch.
+TABLE_10 = {
+    "BERT-base": ["27.6", "-", "-", "-", "-"],
+    "ModernBERT-base": ["25.4", "22.6", "17.2", "11.7", "6.8"],
+    "NeoBERT": ["24.5", "22.2", "20.5", "17.2", "13.0"],
+    "BERT-large": ["19.5", "-", "-", "-", "-"],
+}
+# NeoBERT is also measured in blocks that are compiled one by one, as configs/accelerate has it for GPUs.
+COMPILED, BACKEND = " compiled", "inductor"
 # Tokens of a batch, with its padding, and the least seconds of a measurement, in repeated steps.
 TOKENS, SECONDS = 32_768, 0.3
 
 
-def time_steps(step: Callable[[], None]) -> float:
-    """Seconds of a step. Repeated steps are queued without waiting for each one, as in real use."""
+@dataclass(kw_only=True)
+class GPUSettings(Settings):
+    steps: int = field(
+        default=0, metadata={"help": "forward passes of each batch in the paper's protocol; 0 leaves the protocol out"}
+    )
+
+
+def time_steps(step: Callable[[], None], steps: int | None = None) -> float:
+    """Seconds of a step. Repeated steps are queued without waiting for each one, as in real use.
+
+    Args:
+        steps: how many; if None, as many as take `SECONDS`.
+    """
 
     def run(count: int) -> float:
         if CUDA:
@@ -51,6 +84,8 @@ def time_steps(step: Callable[[], None]) -> float:
         return (time.perf_counter() - start) / count
 
     run(1)  # The first step chooses kernels.
+    if steps is not None:
+        return run(steps)
     once = run(1)
     return run(math.ceil(SECONDS / once)) if once < SECONDS else once
 
@@ -67,7 +102,9 @@ def measure_batch(
 ) -> dict[str, float]:
     """Real tokens and operations per second of one batch, and GiB of the GPU's memory at the peak."""
     dtype = getattr(torch, type_name)
-    model = build_model(name, DEVICE, torch.float32 if training else dtype, attention)
+    model = build_model(name, DEVICE, torch.float32 if training else dtype, attention.removesuffix(COMPILED))
+    if attention.endswith(COMPILED):
+        model = compile_regions(model, backend=BACKEND, dynamic=True)
     model.train(training)
     rows = max(1, TOKENS // length)
     lengths = torch.full((rows,), length) if layout == "dense" else ragged_lengths(rows, length)
@@ -101,13 +138,45 @@ def measure_batch(
     return found
 
 
+def largest_throughput(name: str, length: int, steps: int) -> tuple[float, int]:
+    """Tokens a second with the best number of rows, and that number."""
+    model = build_model(name, DEVICE, torch.bfloat16).eval()
+    found = []
+    for rows in ROWS:
+        inputs, _ = make_batch(model.config, torch.full((rows,), length))
+        ids = inputs["input_ids"].to(DEVICE)
+        try:
+            with torch.inference_mode():
+                seconds = time_steps(lambda ids=ids: model.base_model(input_ids=ids), steps)
+        except torch.OutOfMemoryError:
+            break
+        found.append((rows * length / seconds, rows))
+        if max(found) not in found[-2:]:  # Two doublings that gained nothing.
+            break
+    return max(found)
+
+
+def study(steps: int) -> list[list[str]]:
+    """The rows of the paper's study, for models that have positions for the length; NeoBERT's have no end."""
+    rows = []
+    for name, length in itertools.product(STUDIED, STUDY_LENGTHS):
+        kind, values = ENCODERS[name]
+        if name == "NeoBERT" or kind(**values).max_position_embeddings >= length:
+            speed, batch = largest_throughput(name, length, steps)
+            row = [LARGEST, name, TYPES[-1], "sdpa", f"{length:,}", f"{batch} rows, {steps} steps", f"{speed:,.0f}"]
+            rows.append([*row, "", "", ""])
+            print(*row, flush=True)
+    return rows
+
+
 def ways() -> Iterator[tuple[bool, str, str, str, int, str]]:
     """The arguments of `measure_batch`."""
     attentions = ["sdpa", *(["flash_attention_2"] if CUDA and is_flash_attn_2_available() else [])]
-    for way in itertools.product((False, True), ["NeoBERT"], TYPES, attentions, LENGTHS, LAYOUTS):
+    ours = [*attentions, f"sdpa{COMPILED}"]
+    for way in itertools.product((False, True), ["NeoBERT"], TYPES, ours, LENGTHS, LAYOUTS):
         _, _, type_name, attention, _, _ = way
         # FlashAttention computes in half precision only.
-        if type_name != "float32" or attention == "sdpa":
+        if type_name != "float32" or attention.startswith("sdpa"):
             yield way
     for name, attention, length in itertools.product(ENCODERS, attentions, LENGTHS):
         kind, values = ENCODERS[name]
@@ -115,11 +184,12 @@ def ways() -> Iterator[tuple[bool, str, str, str, int, str]]:
             yield (False, name, TYPES[-1], attention, length, "padded")
 
 
-def measure(settings: Settings) -> list[list[str]]:
+def measure(settings: GPUSettings) -> list[list[str]]:
     """The rows of the table."""
     torch.manual_seed(0)
     bare = {name: product_flops(getattr(torch, name)) for name in TYPES}
     rows = [["bare product", "", name, *[""] * 5, f"{bare[name] / 1e12:.1f}", "1"] for name in TYPES]
+    rows += study(settings.steps) if settings.steps else []
     for way in ways():
         training, model, name, attention, length, layout = way
         row = ["training step" if training else "forward pass", model, name, attention, f"{length:,}", layout]
@@ -147,19 +217,42 @@ def encoder_table(found: list[list[str]]) -> str:
     return table(["", "attention", *(f"up to {length} tokens" for length in lengths)], rows)
 
 
+def study_table(found: list[list[str]]) -> str:
+    """Thousands of tokens a second with the best batch, here and in the paper."""
+    speeds: dict[str, dict[str, str]] = {}
+    for step, model, _, _, length, batch, tokens, *_ in found:
+        if step == LARGEST:
+            thousands = int(tokens.replace(",", "")) / 1000
+            speeds.setdefault(model, {})[length] = f"{thousands:,.1f} ({batch.split(',')[0]})"
+    lengths = [f"{length:,}" for length in STUDY_LENGTHS]
+    rows = [[model, *(row.get(length, "-") for length in lengths)] for model, row in speeds.items()]
+    rows += [[f"{model}, paper, A100", *values] for model, values in TABLE_10.items()]
+    return table(["", *(f"{length} tokens" for length in lengths)], rows)
+
+
+def study_of_the_page(found: list[list[str]]) -> list[str]:
+    """The paper's protocol, if it was run."""
+    steps = [row[5].split(", ")[1] for row in found if row[0] == LARGEST]
+    if not steps:
+        return []
+    text = "Thousands of tokens a second as in Table 10 of the paper: rows of the longest length, the best batch, "
+    return [f"{text}{steps[0]} of the forward pass in bfloat16.", study_table(found)]
+
+
 def page(found: list[list[str]]) -> list[str]:
     return [
         "# Speed on a GPU",
+        *study_of_the_page(found),
         "Real tokens a second of the forward pass in bfloat16, published shapes with random weights. Rows have 35% of "
         "the tokens of the longest on average; the rest is padding under a mask.",
         encoder_table(found),
         "NeoBERT in all ways that the top of `benchmarks/gpu.py` describes:",
-        table(HEAD, [row for row in found if row[1] in ("", "NeoBERT")]),
+        table(HEAD, [row for row in found if row[1] in ("", "NeoBERT") and row[0] != LARGEST]),
     ]
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("gpu", measure, page, args=args)
+    run_benchmark("gpu", measure, page, kind=GPUSettings, args=args)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/data.py --output_dir data/benchmark
     python benchmarks/pretraining.py --bf16 true       # four hours on 2 CPU cores; without AVX512-BF16 leave --bf16 out
 
-Every run is `examples/pretrain.py` with a shipped configuration and a few flags; that of BERT is its code with another
-model. After an interruption the same command goes on, and BERT's run begins anew.
+Every run is the recipe `pretrain` with a shipped configuration and a few settings; that of BERT is its code with
+another model. After an interruption the same command goes on, and BERT's run begins anew.
 """
 
 import json
@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from runner import BLUE, GREY, ORANGE, ROOT, Settings, draw_lines, new_figure, run_benchmark, run_script, table
+from runner import BLUE, GREY, ORANGE, Settings, draw_lines, new_figure, run_apart, run_benchmark, table
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForMaskedLM, set_seed
@@ -24,32 +25,50 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.common.files import write_json
-from neobert_hf.common.settings import parse_config
-from neobert_hf.data.batches import DataArguments
-from neobert_hf.pretraining.recipe import ModelArguments, PretrainingArguments, checkpoint_settings, read_data
+from neobert_hf.common.settings import settings_of_keywords
+from neobert_hf.data import prepare_data, train_tokenizer
+from neobert_hf.pretraining import pretrain
+from neobert_hf.pretraining.data import read_data
 from neobert_hf.pretraining.trainer import MLMTrainer
+from neobert_hf.training.run import Run
 
 
-# Further flags of every run, which a test sets.
-TRIAL = ""
+# Further settings of every run, which a test sets.
+TRIAL: dict[str, Any] = {}
 # A model of 3 million parameters, trained on 1.2 million tokens and validated only at the end.
-ABLATION = (
-    "--hidden_size 128 --num_hidden_layers 4 --num_attention_heads 2 --intermediate_size 512 --decoder_init_range 0.1 "
-    "--micro_batch_tokens 2048 --global_batch_tokens 2048 --max_steps 600 --eval_strategy no --save_steps 600 "
-    "--mask_replace_prob 1.0 --random_replace_prob 0.0 --optimizer adamw --learning_rate 2e-3 --warmup_steps 0.05 "
-    "--embedding_init_range 1.0 --tie_word_embeddings false"
+ABLATION = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "decoder_init_range": 0.1,
+    "embedding_init_range": 1.0,
+    "tie_word_embeddings": False,
+    "micro_batch_tokens": 2048,
+    "global_batch_tokens": 2048,
+    "mask_replace_prob": 1.0,
+    "random_replace_prob": 0.0,
+    "optimizer": "adamw",
+    "learning_rate": 2e-3,
+    "warmup_steps": 0.05,
+    "max_steps": 600,
+    "eval_strategy": "no",
+    "save_steps": 600,
+}
+M1, PACKED, NAIVE = (
+    "RoPE, SwiGLU, RMSNorm (M1)",
+    "documents of 64 tokens, packed",
+    "documents of 64 tokens, packed naively (M6)",
 )
-SHORT = "--train_data {data}/train_short --validation_data {data}/validation_short"
-M1, PACKED = "RoPE, SwiGLU, RMSNorm (M1)", "documents of 64 tokens, packed"
-# Flags of each ablation, and the one that it is compared with.
+# What is special about each ablation, and the one that it is compared with.
 ABLATIONS = {
-    M1: ("", M1),
-    "learned absolute positions": ("--rope false", M1),
-    "GELU": ("--hidden_act gelu", M1),
-    "LayerNorm": ("--rms_norm false", M1),
-    "all three (M0's architecture)": ("--rope false --hidden_act gelu --rms_norm false", M1),
-    PACKED: (SHORT + " --max_length 64", PACKED),
-    "documents of 64 tokens, packed naively (M6)": (SHORT + " --layout naive", PACKED),
+    M1: ({}, M1),
+    "learned absolute positions": ({"rope": False}, M1),
+    "GELU": ({"hidden_act": "gelu"}, M1),
+    "LayerNorm": ({"rms_norm": False}, M1),
+    "all three (M0's architecture)": ({"rope": False, "hidden_act": "gelu", "rms_norm": False}, M1),
+    PACKED: ({"max_length": 64}, PACKED),
+    NAIVE: ({"layout": "naive"}, PACKED),
 }
 # Runs of each ablation.
 SEEDS = 3
@@ -67,18 +86,18 @@ class PretrainingSettings(Settings):
 
 def prepare(text: str, data: Path) -> None:
     """Make a vocabulary of 8,192 entries, and windows of 64, 256 and 1,024 tokens."""
-    if not (data / "tokenizer").exists():
-        flags = f"--source {text}/train.parquet --vocab_size 8192 --output_dir {data}/tokenizer"
-        run_script("train_tokenizer.py", flags, data / "log.txt")
-    for name, flags in (
-        ("train", "train.parquet --max_length 256 --long_documents split"),
-        ("train_long", "train.parquet --max_length 1024 --long_documents split"),
-        ("train_short", "train.parquet --max_length 64 --long_documents split"),
-        ("validation", "validation.parquet --max_length 1024"),
-        ("validation_short", "validation.parquet --max_length 64 --long_documents split --max_documents 60"),
+    tokenizer, log, split = data / "tokenizer", data / "log.txt", {"long_documents": "split"}
+    if not tokenizer.exists():
+        run_apart(train_tokenizer, log, source=f"{text}/train.parquet", vocab_size=8192, output_dir=tokenizer)
+    for name, part, options in (
+        ("train", "train", {"max_length": 256, **split}),
+        ("train_long", "train", {"max_length": 1024, **split}),
+        ("train_short", "train", {"max_length": 64, **split}),
+        ("validation", "validation", {"max_length": 1024}),
+        ("validation_short", "validation", {"max_length": 64, "max_documents": 60, **split}),
     ):
-        flags += f" --tokenizer {data}/tokenizer --output_dir {data}/{name} --documents_per_shard 1000"
-        run_script("prepare_data.py", f"--source {text}/{flags}", data / "log.txt")
+        options |= {"source": f"{text}/{part}.parquet", "output_dir": data / name, "documents_per_shard": 1000}
+        run_apart(prepare_data, log, tokenizer=tokenizer, **options)
 
 
 class BertOfLabels(BertForMaskedLM):
@@ -98,14 +117,14 @@ class BertOfLabels(BertForMaskedLM):
         return MaskedLMOutput(loss=loss / (num_items_in_batch or labelled.sum()), logits=logits)
 
 
-def pretrain_bert(neobert: Path, flags: list[str]) -> None:
+def pretrain_bert(neobert: Path, given: dict[str, Any]) -> None:
     """Pretrain it in `output_dir`. An interrupted run begins anew.
 
     Args:
         neobert: model whose width, depth and vocabulary the BERT gets.
-        flags: of `examples/pretrain.py`, for the NeoBERT. Their dropout and range of initial weights are the BERT's.
+        given: settings of `pretrain`, for the NeoBERT. Their dropout and range of initial weights are the BERT's.
     """
-    architecture, settings, arguments = parse_config(ModelArguments, DataArguments, PretrainingArguments, args=flags)
+    architecture, settings, arguments = settings_of_keywords(pretrain.kinds, given, "pretrain_bert")
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     data, shape = read_data(settings, arguments), NeoBERTConfig.from_pretrained(neobert)
     config = BertConfig(
@@ -120,30 +139,30 @@ def pretrain_bert(neobert: Path, flags: list[str]) -> None:
         pad_token_id=data.tokenizer.pad_token_id,
         attn_implementation="eager",
     )
-    stored = checkpoint_settings(architecture, settings, arguments, data.manifests)
     set_seed(arguments.seed)
-    model = BertOfLabels(config)
-    trainer = MLMTrainer(model, arguments, data, stored)
-    trainer.train_to_the_end(None)
+    model, run = BertOfLabels(config), Run(Path(arguments.output_dir))
+    trainer = MLMTrainer(model, arguments, data, run)
+    trainer.train_to_the_end()
     # What is saved is a plain BERT.
     model.__class__ = BertForMaskedLM
-    output = Path(arguments.output_dir)
-    trainer.save_whole(output / "model")
-    write_json(output / "log.json", trainer.state.log_history)
+    trainer.save_whole(run.folder / "model")
+    write_json(run.folder / "log.json", trainer.state.log_history)
 
 
-def train(folder: Path, flags: str, threads: int = 2, config: str = "small", bert_like: Path | None = None) -> list:
+def train(
+    folder: Path, settings: dict[str, Any], threads: int = 2, config: str = "small", bert_like: Path | None = None
+) -> list[dict[str, float]]:
     """Train, unless this has been done, and return the held-out losses, with the tokens seen until each.
 
     Args:
         bert_like: a NeoBERT; what is trained is a BERT of its shape.
     """
-    flags = f"--config {ROOT}/configs/pretrain/{config}.yaml --output_dir {folder} --report_to none {flags} {TRIAL}"
+    settings = {"config": f"pretrain/{config}.yaml", "output_dir": folder, "report_to": "none"} | settings | TRIAL
     if not (folder / "log.json").exists():
         if bert_like:
-            pretrain_bert(bert_like, flags.split())
+            pretrain_bert(bert_like, settings)
         else:
-            run_script("pretrain.py", flags, folder / "output.txt", threads)
+            run_apart(pretrain, folder.with_suffix(".txt"), threads, **settings)
     found, seen = [], 0
     for entry in json.loads((folder / "log.json").read_text()):
         seen = entry.get("tokens_seen", seen)
@@ -159,9 +178,11 @@ def run_ablations(output: Path) -> dict[str, list[float]]:
 
     def final_loss(job: tuple[int, str]) -> float:
         seed, name = job
-        flags = f"--train_data {data}/train --validation_data {data}/validation {ABLATION} "
-        flags += f"{ABLATIONS[name][0].format(data=data)} --seed {seed}"
-        return train(output / f"ablation_{list(ABLATIONS).index(name)}_{seed}", flags, threads=1)[-1]["eval_loss"]
+        special, other = ABLATIONS[name]
+        short = "_short" if other == PACKED else ""
+        text = {"train_data": data / f"train{short}", "validation_data": data / f"validation{short}"}
+        folder = output / f"ablation_{list(ABLATIONS).index(name)}_{seed}"
+        return train(folder, text | ABLATION | special | {"seed": seed}, threads=1)[-1]["eval_loss"]
 
     with ThreadPoolExecutor(2) as executor:
         losses = list(executor.map(final_loss, product(range(SEEDS), ABLATIONS)))
@@ -172,12 +193,12 @@ def measure(settings: PretrainingSettings) -> dict:
     output = Path(settings.output_dir)
     data = output / "data"
     prepare(settings.text, data)
-    common = f"--validation_data {data}/validation --use_cpu true {'--bf16 true' * settings.bf16}"
-    short = f"--train_data {data}/train {common}"
-    long = f"--train_data {data}/train_long --init_from {output}/stage_1 {common}"
+    common = {"validation_data": data / "validation", "use_cpu": True, "bf16": settings.bf16}
+    short = common | {"train_data": data / "train"}
+    long = common | {"train_data": data / "train_long", "init_from": output / "stage_1"}
     stages = [train(output / "stage_1", short), train(output / "stage_2", long, config="small_long")]
-    adamw = "--optimizer adamw --learning_rate 1e-3"
-    bert = train(output / "bert", f"{short} {adamw}", bert_like=output / "stage_1/model")
+    adamw = {"optimizer": "adamw", "learning_rate": 1e-3}
+    bert = train(output / "bert", short | adamw, bert_like=output / "stage_1/model")
     return {"stages": stages, "bert": bert, "ablations": run_ablations(output)}
 
 

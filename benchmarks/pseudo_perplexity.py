@@ -3,8 +3,8 @@
     python benchmarks/pretraining.py --bf16 true
     python benchmarks/pseudo_perplexity.py
 
-The models are those of both stages of pretraining.py, 256 and 1,024 tokens. Every measurement is
-`examples/pseudo_perplexity.py`; interrupted, the same command goes on.
+The models are those of both stages of pretraining.py, 256 and 1,024 tokens. Every measurement is the recipe
+`pseudo_perplexity`; interrupted, the same command goes on.
 """
 
 from dataclasses import dataclass, field
@@ -23,13 +23,14 @@ from runner import (
     draw_lines,
     new_figure,
     run_benchmark,
-    run_script,
     table,
 )
 
+from neobert_hf.evaluation.pseudo_perplexity import pseudo_perplexity
+
 
 # Factors relative to the training length of each stage, up to 8 times 256.
-ROPE = {"short": "native yarn:2 yarn:4 yarn:8 linear:8 dynamic:8", "long": "native yarn:2"}
+ROPE = {"short": ["native", "yarn:2", "yarn:4", "yarn:8", "linear:8", "dynamic:8"], "long": ["native", "yarn:2"]}
 STAGES = {"short": "stage_1", "long": "stage_2"}
 BASE = "short"
 SHOWN = {
@@ -59,12 +60,16 @@ def measure(settings: PerplexitySettings) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for name, ropes in ROPE.items():
         output = Path(settings.models) / "pseudo_perplexity" / name
-        flags = (
-            f"--models {name}={settings.models}/{STAGES[name]}/model --source {settings.source} --rope {ropes} "
-            f"--sample {SAMPLE} --lengths {' '.join(map(str, LENGTHS))} --device cpu "
-            f"--min_tokens {max(LENGTHS)} --max_documents {DOCUMENTS} --output_dir {output}"
+        documents = {"source": settings.source, "min_tokens": max(LENGTHS), "max_documents": DOCUMENTS}
+        pseudo_perplexity(
+            models=f"{name}={settings.models}/{STAGES[name]}/model",
+            output_dir=output,
+            rope=ropes,
+            lengths=list(LENGTHS),
+            sample=SAMPLE,
+            device="cpu",
+            **documents,
         )
-        run_script("pseudo_perplexity.py", flags, output.with_suffix(".txt"))
         for row in Dataset.from_parquet(str(output / "scores.parquet")).sort(["cut", "document"]):
             curve = name if row["rope"] == "native" else f"{name}, {row['rope']}"
             found.setdefault(curve, {}).setdefault(str(row["cut"]), []).append(row["mean_loss"])

@@ -6,11 +6,11 @@ A benchmark has a function that measures, one that makes a page of what was meas
 """
 
 import json
+import multiprocessing
 import os
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,18 +19,22 @@ from datetime import date
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.transforms import blended_transform_factory
 from scipy import stats
 
 from neobert_hf.common.files import write_json, write_png, write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import parse_config
 
+
+# In the processes of recipes, threads that wait must not spin, since they would keep a core from the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if TYPE_CHECKING:  # A GPU's container image may lack matplotlib.
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parent.parent
 ALLOCATOR = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
@@ -54,7 +58,7 @@ def run_benchmark(
     name: str,
     measure: Callable[[Any], Any],
     page: Callable[[Any], list[str]],
-    plot: Callable[[Any], Figure] | None = None,
+    plot: "Callable[[Any], Figure] | None" = None,
     packages: Sequence[str] = (),
     kind: type[Settings] = Settings,
     args: list[str] | None = None,
@@ -142,16 +146,22 @@ class StoredRuns:
         return ", ".join(f"{day} ({place})" for day, place in places)
 
 
-def run_script(script: str, flags: str, log: Path, threads: int = 2) -> None:
-    """Run one of examples/ in a process of its own, whose output goes to `log`; end this process if it fails."""
-    command = [sys.executable, str(ROOT / "examples" / script), *flags.split()]
-    # Threads that wait must not spin, since they would keep a core from the others.
-    environment = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+def run_apart(recipe: Callable[..., Any], log: Path, threads: int = 2, **settings: Any) -> None:
+    """Call a recipe in a process of its own, whose output goes to `log`; RuntimeError if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    process = multiprocessing.get_context("spawn").Process(target=_call, args=(recipe, log, threads, settings))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{recipe.__name__} ended with {process.exitcode}; see {log}")
+
+
+def _call(recipe: Callable[..., Any], log: Path, threads: int, settings: dict[str, Any]) -> None:
     with open(log, "a", encoding="utf-8") as output:
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment).returncode
-    if code:
-        sys.exit(f"{' '.join(command)} ended with {code}; see {log}")
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    torch.set_num_threads(threads)
+    recipe(**settings)
 
 
 def medians(candidates: dict[str, Callable[[], Any]], repeats: int, pause: float = 0.0) -> dict[str, float]:
@@ -188,8 +198,11 @@ def difference(better: Sequence[float], worse: Sequence[float], digits: int) -> 
     return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
 
 
-def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) -> tuple[Figure, Axes]:
+def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) -> "tuple[Figure, Axes]":
     """A figure of `size` inches without a box. Its title is the message; below it is in grey what the numbers are."""
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import blended_transform_factory
+
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -201,7 +214,7 @@ def new_figure(message: str, unit: str, size: tuple[float, float] = (7.6, 3.9)) 
     return figure, axes
 
 
-def draw_lines(axes: Axes, lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:
+def draw_lines(axes: "Axes", lines: dict[str, tuple[Sequence[tuple[float, float]], str]], unit: str = "") -> None:
     """Lines, each labelled at its end in its own colour. Labels that would cover each other move apart.
 
     Args:

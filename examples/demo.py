@@ -1,9 +1,9 @@
-"""NeoBERT from raw text to search in five minutes on a CPU, without a network.
+"""A search by meaning in seconds, and then a model from raw text in five minutes: on a CPU, without a network.
 
     python examples/demo.py --config configs/demo.yaml
 
 The text comes with every Python installation: the language reference behind `help()` and the docstrings of the standard
-library. Steps 2 to 4 run the commands of the full-size recipe and print each of them.
+library. Steps 3 to 5 call the recipes of full size, and print the command that does the same.
 """
 
 import json
@@ -11,18 +11,21 @@ import math
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
-# This must be set before torch is imported, here and in the commands, so that waiting threads sleep and do not spin.
-# With another busy process on the same 2 cores a training step takes 0.2 s this way, and 0.8 to 2.4 s with spinning
-# threads. On idle cores a step takes a quarter longer this way (0.15 s instead of 0.12 s).
+# Both must be set before the libraries are imported. Waiting threads sleep and do not spin: with another busy process
+# on the same 2 cores a training step takes 0.2 s this way, and 0.8 to 2.4 s with spinning threads. On idle cores a step
+# takes a quarter longer this way (0.15 s instead of 0.12 s).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if not sys.stderr.isatty():
+    # In a file, a progress bar would fill thousands of lines.
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
@@ -30,18 +33,20 @@ from transformers import pipeline
 from transformers.utils.logging import disable_progress_bar
 
 from neobert_hf.common.files import write_json, write_png, write_text
+from neobert_hf.common.recipe import Result
 from neobert_hf.common.run import output_folder
-from neobert_hf.common.script_errors import run_script
 from neobert_hf.common.settings import parse_config
+from neobert_hf.data import prepare_data, train_tokenizer
 from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.data.sample_text import python_documentation
 from neobert_hf.data.shards import prepared_tokenizer
+from neobert_hf.data.sources import list_of
+from neobert_hf.pretraining import pretrain
 
 
-EXAMPLES = Path(__file__).parent
 SENTENCES = ["Returns [MASK] if the file exists, False otherwise.", "Return the number [MASK] items in the list."]
 # A pretrained model groups texts by their wording. Search by meaning needs a model that was trained for it.
-EMBEDDING_MODEL = EXAMPLES.parent / "models" / "distilled"
+EMBEDDING_MODEL = Path(__file__).parents[1] / "models" / "distilled"
 QUERY = "how do I find out whether a file exists?"
 
 
@@ -50,23 +55,18 @@ class DemoArguments:
     output_dir: str = field(metadata={"help": "where text, tokenizer, tokens, model and numbers go", "path": True})
     vocab_size: int = field(metadata={"help": "maximum number of entries of the tokenizer"})
     max_length: int = field(metadata={"help": "tokens per sequence; longer documents are split into several sequences"})
-    pretraining: str = field(metadata={"help": "settings of examples/pretrain.py", "path": True})
+    pretraining: str = field(metadata={"help": "settings of `pretrain`", "path": True})
     max_documents: int | None = field(default=None, metadata={"help": "use only this many documents; all if unset"})
     require_learning: bool = field(
         default=True, metadata={"help": "fail unless the model beats the unigram distribution on held-out text"}
     )
 
 
-def run_example(script: str, **flags) -> None:
-    """Run a script of this folder with its flags, and print the command as a user would type it."""
-    command = [str(EXAMPLES / script)]
-    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    print(f"   $ {shlex.join(['python', *command])}", flush=True)
-    # Written to a file, a progress bar would fill thousands of lines.
-    quiet = {} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}
-    code = subprocess.run([sys.executable, *command], env=os.environ | quiet).returncode
-    if code:
-        sys.exit(code)
+def call(recipe: Callable, **settings) -> Result:
+    """Call a recipe, and print the command that does the same."""
+    flags = [word for name, value in settings.items() for word in (f"--{name}", *map(str, list_of(value)))]
+    print(f"   $ {shlex.join(['neobert-hf', recipe.__name__, *flags])}", flush=True)
+    return recipe(**settings)
 
 
 def unigram_entropy(train: Path, held_out: Path) -> float:
@@ -114,18 +114,30 @@ def main(args: list[str] | None = None) -> None:
     writes = ("tokenizer", "train*", "held_out*", "pretraining", "numbers.json", "demo.png")
     with output_folder(settings.output_dir, "demo.py", writes, {"pretraining": settings.pretraining}):
         started, numbers = time.time(), {"settings": asdict(settings)}
-        held_out_documents = pretrain(settings, numbers)
-        try_out(settings, numbers, held_out_documents)
+        documents = python_documentation(settings.max_documents)
+        print(f"1. Text: the documentation inside Python, {len(documents):,} documents")
+        search(documents, numbers)
+        learn(settings, numbers, documents)
+        fill_gaps(settings, numbers)
         report(settings, numbers, time.time() - started)
 
 
-def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
-    """Steps 1 to 4, from text to a pretrained model. Returns the held-out documents."""
+def search(documents: list[str], numbers: dict) -> None:
+    """Step 2: the embedding model that comes with the package searches by meaning."""
+    print(f"2. Search for {QUERY!r} by meaning, with models/{EMBEDDING_MODEL.name}", flush=True)
+    encoder, started = SentenceTransformer(str(EMBEDDING_MODEL)), time.time()
+    scores = encoder.similarity(encoder.encode_query(QUERY), encoder.encode_document(documents))[0]
+    best = scores.topk(min(3, len(documents)))
+    numbers["search"] = [documents[number] for number in best.indices.tolist()]
+    for score, document in zip(best.values.tolist(), numbers["search"]):
+        print(f"   {score:.2f}  {' '.join(document.split())[:100]}")
+    print(f"   found in {len(documents):,} documents, which took {time.time() - started:.0f} s to embed")
+
+
+def learn(settings: DemoArguments, numbers: dict, documents: list[str]) -> None:
+    """Steps 3 to 5, from text to a pretrained model."""
     output = Path(settings.output_dir)
     train, held_out, pretrained = output / "train", output / "held_out", output / "pretraining"
-
-    print("1. Text: the documentation inside Python")
-    documents = python_documentation(settings.max_documents)
     held_out_documents = documents[::20]
     train_documents = [document for number, document in enumerate(documents) if number % 20]
     if len(held_out_documents) < 5:
@@ -137,48 +149,37 @@ def pretrain(settings: DemoArguments, numbers: dict) -> list[str]:
     for name, texts in (("train", train_documents), ("held_out", held_out_documents)):
         write_text(output / f"{name}.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
     numbers["documents"] = {"train": len(train_documents), "held_out": len(held_out_documents)}
-    print(f"   {len(train_documents):,} documents to train on, {len(held_out_documents):,} held out")
-
-    print("2. Tokenizer: WordPiece, lower case")
+    print("3. A tokenizer: pieces of words that are frequent in this text")
     # Ties between equally frequent merges are broken differently in each run, so losses differ by some hundredths of a
     # nat between runs, even with the same seed.
     common = {"max_length": settings.max_length}
     tokenizer = {"source": output / "train.jsonl", "vocab_size": settings.vocab_size} | common
-    run_example("train_tokenizer.py", **tokenizer, output_dir=output / "tokenizer")
+    call(train_tokenizer, **tokenizer, output_dir=output / "tokenizer")
 
-    print("3. Tokens: the text as numbers, in files that training maps into memory")
+    print(f"4. Tokens: {len(train_documents):,} documents to train on and {len(held_out_documents):,} to measure on")
     common |= {"tokenizer": output / "tokenizer", "long_documents": "split", "documents_per_shard": 5000}
     for folder in (train, held_out):
-        run_example("prepare_data.py", source=folder.with_suffix(".jsonl"), **common, output_dir=folder)
+        call(prepare_data, source=folder.with_suffix(".jsonl"), **common, output_dir=folder)
     unigram = numbers["unigram_entropy"] = unigram_entropy(train, held_out)
 
-    print("4. Pretraining: masked language modelling, about 3 minutes")
-    data = {"train_data": train, "validation_data": held_out, "max_length": settings.max_length}
-    run_example("pretrain.py", config=settings.pretraining, **data, output_dir=pretrained)
+    print("5. Pretraining: a fifth of the tokens is masked, and the model guesses them; about 3 minutes")
+    print(f"   the loss (nats a masked token) should fall well below {unigram:.2f}, the best guess without context")
+    data = {"train_data": [train], "validation_data": [held_out], "max_length": settings.max_length}
+    result = call(pretrain, config=settings.pretraining, **data, output_dir=pretrained)
     numbers["log"] = json.loads((pretrained / "log.json").read_text())
-    loss = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry][-1]
-    numbers["held_out_loss"] = loss
-    print(f"   loss at masked tokens of held-out text: {loss:.2f} nats; best guess without context: {unigram:.2f}")
-    return held_out_documents
+    numbers["held_out_loss"] = result.scores["loss"]
+    print(f"   on held-out text: {result.scores['loss']:.2f} nats; best guess without context: {unigram:.2f}")
 
 
-def try_out(settings: DemoArguments, numbers: dict, held_out_documents: list[str]) -> None:
-    """Steps 5 and 6: the model predicts masked words, and the embedding model searches the held-out documents."""
+def fill_gaps(settings: DemoArguments, numbers: dict) -> None:
+    """Step 6: the pretrained model predicts masked words."""
     model = Path(settings.output_dir, "pretraining", "model")
-    print("5. Fill-mask: the five most likely words for each [MASK]")
+    print("6. What it has learnt: the five most likely words for each [MASK]")
     fill, numbers["fill_mask"] = pipeline("fill-mask", model=str(model)), {}
     for sentence in SENTENCES:
         guesses = [f"{guess['token_str']} {guess['score']:.2f}" for guess in fill(sentence, top_k=5)]
         numbers["fill_mask"][sentence] = guesses
         print(f"   {sentence:<60} {', '.join(guesses)}")
-
-    print(f"6. Search for {QUERY!r} in held-out documents, with models/{EMBEDDING_MODEL.name}")
-    encoder = SentenceTransformer(str(EMBEDDING_MODEL))
-    scores = encoder.similarity(encoder.encode_query(QUERY), encoder.encode_document(held_out_documents))[0]
-    best = scores.topk(min(3, len(held_out_documents)))
-    numbers["search"] = [held_out_documents[number] for number in best.indices.tolist()]
-    for score, document in zip(best.values.tolist(), numbers["search"]):
-        print(f"   {score:.2f}  {document[:100]}")
 
 
 def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
@@ -196,9 +197,9 @@ def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
     source = output / "held_out.jsonl"
     print("Try next:")
     print(f"   neobert-hf doctor {model}")
-    print(f"   python examples/semantic_search.py index --index {index} --model {EMBEDDING_MODEL} --source {source}")
-    print(f"   python examples/semantic_search.py query --index {index} --text 'open a file for reading'")
+    print(f"   neobert-hf index --index {index} --model {EMBEDDING_MODEL} --source {source}")
+    print(f"   neobert-hf query --index {index} --text 'open a file for reading'")
 
 
 if __name__ == "__main__":
-    run_script(main)
+    main()

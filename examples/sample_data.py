@@ -4,13 +4,14 @@
 
 Writes into the current folder `corpus/` (docstrings of the standard library and the language reference behind
 `help()`) and `data/` (the same texts labelled by their package, Python's source code with a tag for every word, and
-questions about what functions return).
+questions about what functions return). A file that is there and holds something else is not replaced.
 """
 
 import ast
 import json
 import keyword
 import re
+import sys
 import sysconfig
 import tokenize
 import zlib
@@ -60,10 +61,8 @@ def tagged_code(package: Path) -> list[str]:
     return ["\n".join(line) + "\n" for line in dict.fromkeys(map(tuple, lines.values()))]
 
 
-def write_rows(path: str, rows: list[dict]) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print(f"{path}: {len(rows):,} rows")
+def as_lines(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def main() -> None:
@@ -72,15 +71,22 @@ def main() -> None:
     # Unlike hash(), the checksum of a text is the same in every process, so the same texts are always held out.
     held_out = [row for row in rows if zlib.crc32(row["text"].encode()) % 10 == 0]
     train = [row for row in rows if zlib.crc32(row["text"].encode()) % 10]
-    write_rows("corpus/docstrings.jsonl", train)
-    write_rows("corpus/docstrings_held_out.jsonl", held_out)
-    write_rows("corpus/reference.jsonl", [{"text": text} for text in topics.values()])
-    write_rows("data/packages/train.jsonl", [row for row in train if row["package"] in PACKAGES])
-    write_rows("data/packages/validation.jsonl", [row for row in held_out if row["package"] in PACKAGES])
-    write_rows("data/returned.jsonl", questions(train))
-    sentences = tagged_code(library / "asyncio")
-    Path("data/code.conll").write_text("\n".join(sentences), encoding="utf-8")
-    print(f"data/code.conll: {len(sentences):,} lines of code")
+    files = {
+        "corpus/docstrings.jsonl": as_lines(train),
+        "corpus/docstrings_held_out.jsonl": as_lines(held_out),
+        "corpus/reference.jsonl": as_lines([{"text": text} for text in topics.values()]),
+        "data/packages/train.jsonl": as_lines([row for row in train if row["package"] in PACKAGES]),
+        "data/packages/validation.jsonl": as_lines([row for row in held_out if row["package"] in PACKAGES]),
+        "data/returned.jsonl": as_lines(questions(train)),
+        "data/code.conll": "\n".join(tagged_code(library / "asyncio")),
+    }
+    for file, text in files.items():
+        if Path(file).exists() and Path(file).read_text(encoding="utf-8") != text:
+            sys.exit(f"{file} is there and holds something else: move it away, or run this in another folder.")
+    for file, text in files.items():
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(text, encoding="utf-8")
+        print(f"{file}: {text.count(chr(10)):,} lines")
 
 
 if __name__ == "__main__":

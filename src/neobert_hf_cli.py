@@ -24,6 +24,7 @@ COMMANDS = {
     },
     "Your own tasks": {
         "classify": ("tasks.classification", "eval", "train a text classifier"),
+        "regress": ("tasks.regression", "eval", "train a model that finds a number for a text"),
         "tag": ("tasks.token_classification", "eval", "train a tagger of words"),
         "answer": ("tasks.question_answering", "eval", "train a model that finds answers in texts"),
     },

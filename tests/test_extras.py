@@ -1,4 +1,4 @@
-"""Each command runs with the extra that it names and no other library: by metadata, nothing is installed."""
+"""Each command runs with the extra that it names, and with no other library: by metadata, nothing is installed."""
 
 import importlib.metadata
 import json
@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
+import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -169,7 +169,7 @@ class NeoBERTContextualModel(NeoBERTPreTrainedModel):
 
 def _apply(head: nn.Sequential, pooled: torch.Tensor) -> torch.Tensor:
     """Apply a head in its own dtype; the output has the dtype of `pooled`."""
-    return head(pooled.to(head[0].weight.dtype)).to(pooled.dtype)
+    return head(pooled.to(next(head.parameters()).dtype)).to(pooled.dtype)
 
 
 NeoBERTContextualConfig.register_for_auto_class()

@@ -12,7 +12,6 @@ Two rules exist because the original, without them, is silently wrong under Tran
 
 import difflib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import RLock
 
@@ -126,14 +125,14 @@ class UnpaddedBatch:
         indices: int (tokens,), where each real token lies in the flattened padded batch.
         position_ids: int (1, tokens), the position of each token in its document.
         cu_seq_lens: int32 (documents + 1,), where the documents begin and end.
-        lengths: the lengths of the documents.
+        longest: the length of the longest document.
         shape: (batch, length) of the padded batch.
     """
 
     indices: torch.Tensor
     position_ids: torch.Tensor
     cu_seq_lens: torch.Tensor
-    lengths: list[int]
+    longest: int
     shape: tuple[int, int]
 
     @classmethod
@@ -147,7 +146,7 @@ class UnpaddedBatch:
         lengths = torch.unique_consecutive(numbers[indices], return_counts=True)[1]
         cu_seq_lens = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)  # The dtype of FlashAttention.
         position_ids = position_ids.expand(shape).flatten()[indices][None]
-        return cls(indices, position_ids, cu_seq_lens, lengths.tolist(), shape)
+        return cls(indices, position_ids, cu_seq_lens, max(lengths.tolist(), default=0), shape)
 
     def unpad(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """From (batch, length, hidden_size) to (1, tokens, hidden_size)."""
@@ -161,13 +160,11 @@ class UnpaddedBatch:
 
     def attention_arguments(self) -> dict:
         """What attention functions need, under Transformers' names."""
-        longest = max(self.lengths, default=0)
         return {
-            "lengths": self.lengths,
             "cu_seq_lens_q": self.cu_seq_lens,
             "cu_seq_lens_k": self.cu_seq_lens,
-            "max_length_q": longest,
-            "max_length_k": longest,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
         }
 
 
@@ -233,24 +230,34 @@ def varlen_sdpa(
     attention_mask: None,
     scaling: float,
     dropout: float,
-    lengths: list[int],
     cu_seq_lens_q: torch.Tensor,
     max_length_q: int,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """`sdpa` of documents that lie end to end, (1, heads, tokens, dim_head)."""
-    # What torch's FlashAttention can do: 16 bits, from compute capability 8.0, without dropout.
-    kernel = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] % 8 == 0
-    if kernel and not dropout and torch.cuda.get_device_capability(query.device) >= (8, 0):
+    if has_varlen_kernel(query, dropout):
         from torch.nn.attention.varlen import varlen_attn  # It scales by 1 / sqrt(dim_head), as we do.
 
         query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
         return varlen_attn(query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)[None], None
+    return sdpa_of_each(query, key, value, cu_seq_lens_q, scaling, dropout), None
+
+
+def has_varlen_kernel(query: torch.Tensor, dropout: float) -> bool:
+    """Whether torch's FlashAttention can do it: 16 bits, from compute capability 8.0, without dropout."""
+    kernel = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] % 8 == 0
+    return kernel and not dropout and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+@torch.compiler.disable  # A block that is compiled by itself would be compiled anew for each set of lengths.
+def sdpa_of_each(query, key, value, cu_seq_lens: torch.Tensor, scaling: float, dropout: float) -> torch.Tensor:
+    """One call for each document; (1, tokens, heads, dim_head)."""
+    lengths = cu_seq_lens.diff().tolist()
     if not lengths:  # A batch of padding only.
-        return query.transpose(1, 2), None
+        return query.transpose(1, 2)
     documents = zip(*(states.split(lengths, dim=2) for states in (query, key, value)))
     attended = [F.scaled_dot_product_attention(*states, dropout_p=dropout, scale=scaling) for states in documents]
-    return torch.cat([states.transpose(1, 2) for states in attended], dim=1), None
+    return torch.cat([states.transpose(1, 2) for states in attended], dim=1)
 
 
 class NeoBERTRMSNorm(nn.RMSNorm):
@@ -296,9 +303,10 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
 
     is_causal = False  # Read by Transformers' attention functions.
 
-    def __init__(self, config: NeoBERTConfig):
+    def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
         self.config = config
+        self.layer_idx, self.scaling = layer_idx, config.dim_head**-0.5  # vLLM reads both by these names.
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         if config.hidden_act == "swiglu":
@@ -317,14 +325,12 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         rotary: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
-        attention_interface: Callable,
         **varlen_arguments,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The residual stream (batch, length, hidden_size) after the block, and the attention weights if there are any.
 
         Args:
             rotary: see `rotary_table`; None without RoPE.
-            attention_interface: an attention function of Transformers, or `varlen_sdpa`.
             varlen_arguments: where the documents of an unpadded batch lie, see `UnpaddedBatch.attention_arguments`.
         """
         # The fused projection is laid out per head: (heads, 3, dim_head).
@@ -333,18 +339,22 @@ class NeoBERTEncoderBlock(GradientCheckpointingLayer):
         if rotary is not None:
             query_key = rotate(query_key, rotary)
         query, key = query_key.unbind(-2)
-        attended, weights = attention_interface(
+        name = self.config._attn_implementation
+        attention_function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+        if varlen_arguments and name == "sdpa":
+            attention_function = varlen_sdpa
+        attended, weights = attention_function(
             self,
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
             attention_mask,
-            scaling=self.config.dim_head**-0.5,
+            scaling=self.scaling,
             # Tools such as TRL switch dropout off in its modules.
             dropout=self.dropout.p if self.dropout.training else 0.0,
             **varlen_arguments,
         )
-        hidden_states = hidden_states + self.dropout(self.wo(attended.flatten(2)))
+        hidden_states = hidden_states + self.dropout(self.wo(attended.reshape(hidden_states.shape)))
         return hidden_states + self.dropout(self.ffn(self.ffn_norm(hidden_states))), weights
 
 
@@ -453,7 +463,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if not config.rope:
             # Position p is in row p + 1, as in the original, which keeps row 0 for padding.
             self.positional_embedding = nn.Embedding(config.max_length + 1, config.hidden_size, padding_idx=0)
-        self.transformer_encoder = nn.ModuleList(NeoBERTEncoderBlock(config) for _ in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(
+            NeoBERTEncoderBlock(config, layer_idx) for layer_idx in range(config.num_hidden_layers)
+        )
         self.layer_norm = build_norm(config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -489,6 +501,10 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             ValueError: on inputs that do not fit, naming the argument and what is allowed.
             TypeError: on a misspelt argument.
         """
+        if self.config._attn_implementation == "vllm":
+            # A step's texts lie end to end in one row. vLLM's attention keeps them apart, and its warm-up is all zeros.
+            hidden_states = self.encoder(input_ids) if inputs_embeds is None else inputs_embeds
+            return self.encode(hidden_states, position_ids, return_dict=True, **kwargs)
         check_arguments(self.config, input_ids, inputs_embeds, attention_mask, position_ids, cu_seq_lens_q, kwargs)
         if input_ids is not None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
@@ -546,17 +562,13 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
     @capture_outputs
     def _run_blocks(self, hidden_states, position_ids, attention_mask, varlen_arguments, **kwargs) -> BaseModelOutput:
-        name = self.config._attn_implementation
-        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-        if varlen_arguments and name == "sdpa":
-            attention_interface = varlen_sdpa
         if self.config.rope:
             rotary = rotary_table(self.config, position_ids)
         else:
             rotary = None
             hidden_states = hidden_states + self.positional_embedding(position_ids + 1)
         for block in self.transformer_encoder:
-            hidden_states, _ = block(hidden_states, rotary, attention_mask, attention_interface, **varlen_arguments)
+            hidden_states, _ = block(hidden_states, rotary, attention_mask, **varlen_arguments)
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
 

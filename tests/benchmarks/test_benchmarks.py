@@ -4,18 +4,17 @@ import json
 import random
 import re
 import shutil
-import subprocess
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
-from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from encoders import ENCODERS, build_model
-from transformers import BertForMaskedLM, pipeline
+from transformers import BertConfig, BertForMaskedLM, pipeline
 
 from neobert_hf import NeoBERTConfig
 from tests.helpers.models import ROOT, save_encoder
@@ -65,21 +64,21 @@ def test_stored_results_make_the_pages_that_are_there(tmp_path):
         assert all((tmp_path / name).stat().st_size > 10_000 and (RESULTS / name).exists() for name in pictures)
 
 
+def call_recipe(recipe, settings: dict, flags: list[str]) -> None:
+    recipe(**settings)
+
+
 @pytest.mark.slow
 def test_pretraining(run, tmp_path, monkeypatch):
     """Every run of it, of two steps; BERT's, too; and pseudo-perplexity of both its stages."""
-    import runner
-
     from tests.helpers.pretraining_runs import start
 
-    def run_forked(command: list[str], *, stdout, stderr, env: dict[str, str]) -> subprocess.CompletedProcess:
-        process = start(command[2:], script=Path(command[1]).stem)
-        (code,) = process.end()
-        stdout.write(process.output)
-        return subprocess.CompletedProcess(command, code)
+    def run_forked(recipe, log, threads=2, **settings) -> None:
+        start([], script=partial(call_recipe, recipe, settings)).finish()
 
-    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(run=run_forked, STDOUT=subprocess.STDOUT))
-    trial = "--max_steps 2 --logging_steps 1 --eval_steps 2 --use_cpu true --hidden_size 64 --num_attention_heads 2"
+    monkeypatch.setattr("pretraining.run_apart", run_forked)
+    trial = {"max_steps": 2, "logging_steps": 1, "eval_steps": 2, "use_cpu": True, "hidden_size": 64}
+    trial |= {"num_attention_heads": 2}
     documents = [{"text": text} for text in topics.values()]
     write_rows(documents, tmp_path / "train.parquet")
     write_rows(documents[:10], tmp_path / "validation.parquet")
@@ -200,13 +199,44 @@ def test_every_way_of_a_gpu_gets_a_row(run, monkeypatch):
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 256}
     monkeypatch.setattr("gpu.ENCODERS", {"NeoBERT": ENCODERS["NeoBERT"]})
     monkeypatch.setitem(ENCODERS, "NeoBERT", (NeoBERTConfig, sizes))
-    found, _ = run("gpu", TYPES=("float32",), LENGTHS=(16,), TOKENS=64, SECONDS=0)
+    found, _ = run("gpu", TYPES=("float32",), LENGTHS=(16,), TOKENS=64, SECONDS=0, BACKEND="aot_eager")
     rows = [row for row in found if row[0] != "bare product"]
     steps, layouts = ("forward pass", "training step"), ("dense", "padded", "packed")
     assert [row[:6] for row in rows] == [
-        [step, "NeoBERT", "float32", "sdpa", "16", name] for step in steps for name in layouts
+        [step, "NeoBERT", "float32", attention, "16", name]
+        for step in steps
+        for attention in ("sdpa", "sdpa compiled")
+        for name in layouts
     ]
     assert all(float(row[6].replace(",", "")) > 0 for row in rows)
+
+
+def test_the_study_of_the_paper_on_a_gpu(run, monkeypatch):
+    """On a CPU, with tiny models: the best batch of each length, beside the paper's Table 10."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 256}
+    monkeypatch.setitem(ENCODERS, "NeoBERT", (NeoBERTConfig, sizes))
+    monkeypatch.setitem(ENCODERS, "BERT-base", (BertConfig, sizes))
+    constants = {"STUDIED": ("NeoBERT", "BERT-base"), "STUDY_LENGTHS": (512, 1024), "ROWS": [1, 2], "LENGTHS": ()}
+    found, page = run("gpu", "--steps 2", TYPES=("bfloat16",), **constants)
+    rows = [row for row in found if row[0] == "largest throughput"]
+    assert [(row[1], row[4]) for row in rows] == [("NeoBERT", "512"), ("NeoBERT", "1,024"), ("BERT-base", "512")]
+    for _, _, _, _, _, batch, tokens, *_ in rows:
+        assert batch in ("1 rows, 2 steps", "2 rows, 2 steps")
+        assert f"{int(tokens.replace(',', '')) / 1000:,.1f} ({batch.split(',')[0]})" in page
+    assert "| NeoBERT, paper, A100 | 24.5 | 22.2 |" in page
+
+
+def test_the_checks_of_a_gpu_end_in_time(tmp_path):
+    """What passes, fails, takes too long, and is not reached; and all commands name files that are there."""
+    from gpu_checks import Settings, checks, run
+
+    commands = {"good": "pass", "bad": "raise OSError", "long": "import time; time.sleep(600)", "late": "pass"}
+    found = run({name: ["-c", code] for name, code in commands.items()}, tmp_path, seconds=3)
+    assert found == {"good": "passed", "bad": "failed", "long": "out of time", "late": "not reached"}
+    assert "OSError" in (tmp_path / "bad.log").read_text()
+    for command in checks(Settings(train_data="data")).values():
+        files = [word for word in command if re.match("(benchmarks|tests|examples|configs)/", word)]
+        assert files and all((ROOT / file).exists() for file in files)
 
 
 def test_the_small_model_fills_masks():

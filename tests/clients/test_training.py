@@ -49,6 +49,24 @@ def test_peft(method, classifier):
     assert torch.equal(getattr(block.qkv, "base_layer", block.qkv).weight, before)
 
 
+@pytest.mark.clients("opacus")
+def test_gradients_of_each_row(classifier):
+    """Those that are clipped for differential privacy are those of the rows alone, if the batch keeps its rows."""
+    from opacus import GradSampleModule
+
+    def load():
+        options = {"unpad": False, "classifier_dropout": 0.0}
+        return NeoBERTForSequenceClassification.from_pretrained(classifier, **options).train()
+
+    inputs, model = tokens(classifier), GradSampleModule(load())
+    model(**inputs, labels=LABELS).loss.backward()
+    for row in range(len(LABELS)):
+        alone = load()
+        alone(**{name: values[[row]] for name, values in inputs.items()}, labels=LABELS[[row]]).loss.backward()
+        for parameter, expected in zip(model.parameters(), alone.parameters()):
+            torch.testing.assert_close(parameter.grad_sample[row], expected.grad, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.clients("trl")
 def test_reward_trainer(checkpoint, tmp_path):
     """The loss for preferring chosen texts over rejected ones falls."""

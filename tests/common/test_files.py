@@ -10,8 +10,7 @@ import pytest
 
 from neobert_hf.common.files import FolderInUse, atomic_folder, atomic_write, folder_lock, replace_folder, write_text
 from neobert_hf.common.run import MARKER, output_folder
-from neobert_hf.hub import convert, publish
-from tests.helpers.examples import load_example
+from neobert_hf_cli import load
 from tests.helpers.models import ROOT
 
 
@@ -142,8 +141,7 @@ def test_one_run_writes_a_folder_and_a_killed_one_holds_nothing(tmp_path, monkey
 COMMANDS = {
     "train_tokenizer": "--source /nowhere --output_dir OUT",
     "pseudo_perplexity": "--models m=/nowhere --source /nowhere --output_dir OUT",
-    "semantic_search": "index --index OUT --model /nowhere --source /nowhere",
-    "demo": f"--config {ROOT}/configs/demo.yaml --output_dir OUT",
+    "index": "--index OUT --model /nowhere --source /nowhere",
     "convert": "/nowhere OUT",
     "publish": "/nowhere me/model --dry_run --output_dir OUT",
 }
@@ -151,10 +149,9 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_writes_a_folder_locks_it_before_all_work(command, tmp_path):
-    folder, modules = tmp_path / "out", {"convert": convert, "publish": publish}
-    main = modules[command].main if command in modules else load_example(command).main
+    folder = tmp_path / "out"
     with folder_lock(folder), pytest.raises(FolderInUse, match="is being written by"):
-        main(COMMANDS[command].replace("OUT", str(folder)).split())
+        load(command).main(COMMANDS[command].replace("OUT", str(folder)).split())
 
 
 # Commands in a folder with the user's own files, and the setting whose input they would have replaced.
@@ -162,17 +159,18 @@ TRAINING = "--use_cpu --max_steps 9 --bf16 false"
 LOSSES = {
     "make_pairs --source mine.parquet --output mine.parquet": "`output`",
     f"pretrain --train_data data --output_dir out --max_length 64 --warmup_steps 1 {TRAINING}": "`output_dir`",
-    f"run_classification --model base --data rows.csv --output_dir base {TRAINING}": "`model`",
+    f"classify --model base --data rows.csv --output_dir base {TRAINING}": "`model`",
     f"finetune_embeddings --model m --datasets d --miner out/model --output_dir out {TRAINING}": "`miner`",
-    f"train_contextual --model m --datasets d --first_model out --output_dir out {TRAINING}": "`first_model`",
+    f"train_contextual --model m --datasets {ROOT}/configs/embeddings/small_datasets.yaml --first_model out "
+    f"--output_dir out --context_size 8 {TRAINING}": "`first_model`",
     "distil --teacher out/model --texts text --output_dir out": "`teacher`",
     f"run_glue --config {ROOT}/configs/glue/paper.yaml --task rte --model out/model --name model --output_dir out "
     f"{TRAINING}": "`model`",
     "pseudo_perplexity --models model=out/model --source text --output_dir out": "`models`",
     "prepare_data --source text --tokenizer t --output_dir text": "`source`",
     "deduplicate --source texts/part-*.parquet --output_dir .": "`source`",
-    "embed --model m --source text --output_dir texts": "part-00000.parquet was not written by embed.py",
-    "semantic_search index --index text/index --model m --source text": "`source`",
+    "embed --model out/model --source text --output_dir texts": "part-00000.parquet was not written by embed",
+    "index --index text/index --model m --source text": "`source`",
 }
 
 
@@ -184,7 +182,7 @@ def test_no_command_replaces_what_the_user_has(command, tmp_path, monkeypatch):
     for path in before:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")
-    script, *flags = command.split()
+    name, *flags = command.split()
     with pytest.raises(ValueError, match=LOSSES[command]):
-        load_example(script).main(flags)
+        load(name).main(flags)
     assert before == {path: path.read_text() for path in Path().rglob("*") if path.is_file()}

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -110,6 +111,20 @@ def test_an_interrupted_folder_ends_with_the_same_bytes(tokenizer, tmp_path, mon
     with pytest.raises(ValueError, match="is not finished"):
         read_manifest(tmp_path / "out [1]")
     assert content(prepare(*arguments)) == expected
+
+
+def test_a_table_in_memory_becomes_the_shards_of_its_file(source, tokenizer, tmp_path):
+    """Interrupted workers and other processes read it, too."""
+    expected = prepare(source, tokenizer, tmp_path / "file", "--documents_per_shard", "70")
+    frame = pd.DataFrame({"text": read_jsonl(source)})
+    settings = {"tokenizer": tokenizer, "max_length": 128, "documents_per_shard": 70}
+    for _ in range(2):
+        result = prepare_data(source=frame, output_dir=tmp_path / "table", **settings)
+    shards = {name: data for name, data in content(expected).items() if name.startswith("shard-")}
+    assert {name: data for name, data in content(tmp_path / "table").items() if name.startswith("shard-")} == shards
+    assert result.output == str(tmp_path / "table")
+    with pytest.raises(SettingsMismatch, match="bytes: "):
+        prepare_data(source=frame[:200], output_dir=tmp_path / "table", **settings)
 
 
 def test_each_row_that_is_chosen_is_held_out_or_trained_on(source, tokenizer, tmp_path):

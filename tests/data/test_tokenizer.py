@@ -58,6 +58,14 @@ def test_bpe_knows_every_byte(train):
     assert tokenizer.unk_token_id not in tokenizer(every_byte)["input_ids"]
 
 
+def test_a_list_of_rows_in_memory_is_a_source(tmp_path):
+    rows = [{"body": text} for text in topics.values()]
+    result = train_tokenizer(source=rows, column="body", kind="bpe", vocab_size=500, output_dir=tmp_path / "out")
+    assert len(AutoTokenizer.from_pretrained(result.output)) == 500
+    with pytest.raises(ValueError, match="'text' of 'the table' has no words"):
+        train_tokenizer(source=[{"text": " "}], output_dir=tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

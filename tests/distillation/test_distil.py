@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from neobert_hf import distillation
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data.sources import stream_text
 from neobert_hf.distillation import teacher
@@ -98,6 +99,16 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(students, teachers
         assert cosines.diagonal().mean() > cosines.mean() + 0.3
 
 
+def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(students, teachers, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher, "TEXTS_OF_FILE", 100)
+    texts = [{"text": text} for text in stream_text(str(corpus / "train.jsonl"), "text")]
+    result = distillation.distil(teacher=teachers["normalised"], texts=texts, output_dir=tmp_path / "run", **SMALL)
+    assert_same_weights(tmp_path / "run", students["normalised"])
+    log = json.loads((students["normalised"] / "log.json").read_text())
+    assert result.model == tmp_path / "run" / "model"
+    assert result.before == {"cosine": log[0]["eval_cosine"]} and result.scores["cosine"] > result.before["cosine"]
+
+
 def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):
     flags = {"teacher": ROOT / "models" / "distilled", "texts": corpus / "train.jsonl", "output_dir": tmp_path / "run"}
     load_example("distil").main(to_flags(flags | {"passages": 300, "use_cpu": True}))
@@ -164,6 +175,9 @@ MISTAKES = [
     ({"texts": "short.jsonl"}, "short.jsonl"),
     ({"column": "body"}, "'body'"),
     ({"output": "normalised"}, "output_dir"),
+    ({"hidden_size": 25}, "`hidden_size`"),
+    ({"num_attention_heads": 0}, "`num_attention_heads`"),
+    ({"layers": "-1"}, "`layers`"),
 ]
 
 

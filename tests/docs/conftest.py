@@ -1,6 +1,7 @@
 """One folder with small models and a small corpus, of which every page gets a copy."""
 
 import json
+import runpy
 import shutil
 import sysconfig
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import NeoBERTForMaskedLM
-from tests.helpers.examples import load_example
 from tests.helpers.models import ROOT, save_checkpoint
 from tests.helpers.pages import PageRunner
 
@@ -26,25 +26,38 @@ MOST_ROWS = {
 # Part of the standard library, to be read in no time.
 PACKAGES = ("asyncio", "email", "logging", "unittest", "xml")
 
-# A model of one layer, for two steps.
-PRETRAINING = (
-    "--max_steps 2 --warmup_steps 0 --num_hidden_layers 1 --hidden_size 48 --max_length 32 --micro_batch_tokens 64 "
-    "--global_batch_tokens 64 --eval_steps 2 --report_to none"
-)
-TASK = "--max_length 32 --max_steps 2 --eval_steps 1 --per_device_train_batch_size 4"
+# Runs of two steps.
+TASK = {"max_length": 32, "max_steps": 2, "eval_steps": 1, "per_device_train_batch_size": 4}
+PAIRS = {"max_steps": 2, "eval_steps": 2, "per_device_train_batch_size": 8, "report_to": "none"}
 REDUCED = {
-    "pretrain": PRETRAINING,
-    "finetune_embeddings": "--max_steps 2 --eval_steps 2 --per_device_train_batch_size 8 --report_to none",
+    "pretrain": {
+        "max_steps": 2,
+        "warmup_steps": 0,
+        "num_hidden_layers": 1,
+        "hidden_size": 48,
+        "max_length": 32,
+        "micro_batch_tokens": 64,
+        "global_batch_tokens": 64,
+        "eval_steps": 2,
+        "report_to": "none",
+    },
+    "finetune_embeddings": PAIRS,
     # A teacher that is there, in place of one on the Hub.
-    "distil": "--teacher runs/embeddings/model --passages 60 --num_train_epochs 1 --num_hidden_layers 1 "
-    "--hidden_size 24 --num_attention_heads 2 --intermediate_size 48",
-    "train_contextual": "--max_steps 2 --eval_steps 2 --context_size 4 --mini_batch_size 4 --report_to none "
-    "--per_device_train_batch_size 8",
-    "run_glue": "--max_length 32 --num_train_epochs 1 --max_steps 2 --eval_steps 1 --report_to none",
-    "run_classification": TASK,
-    "run_token_classification": TASK,
-    "run_question_answering": f"{TASK} --max_length 64 --stride 1",
-    "pseudo_perplexity": "--lengths 16 32 --min_tokens 32 --max_documents 2 --sample 2",
+    "distil": {
+        "teacher": "runs/embeddings/model",
+        "passages": 60,
+        "num_train_epochs": 1,
+        "num_hidden_layers": 1,
+        "hidden_size": 24,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    },
+    "train_contextual": PAIRS | {"context_size": 4, "mini_batch_size": 4},
+    "run_glue": {"max_length": 32, "num_train_epochs": 1, "max_steps": 2, "eval_steps": 1, "report_to": "none"},
+    "classify": TASK,
+    "tag": TASK,
+    "answer": TASK | {"max_length": 64, "stride": 1},
+    "pseudo_perplexity": {"lengths": [16, 32], "min_tokens": 32, "max_documents": 2, "sample": 2},
 }
 
 
@@ -57,7 +70,7 @@ def guide_data(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sysconfig, "get_path", lambda name: str(folder / "library"))
-        load_example("sample_data").main()
+        runpy.run_path(str(ROOT / "examples" / "sample_data.py"))["main"]()
     for file in folder.glob("*/**/*.jsonl"):
         lines = file.read_text().splitlines(keepends=True)
         rows = lines[:: max(1, len(lines) // MOST_ROWS[file.stem])][: MOST_ROWS[file.stem]]

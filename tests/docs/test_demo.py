@@ -1,18 +1,18 @@
-"""The demo at reduced size: its steps are commands in processes of their own."""
+"""The demo at reduced size."""
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
-from datasets import enable_progress_bar
 
-from neobert_hf import cli
-from tests.helpers.examples import load_example
+from neobert_hf_cli import load
 from tests.helpers.models import ROOT
 
 
 @pytest.mark.slow
-def test_all_steps_run(tmp_path, monkeypatch, capfd):
+def test_all_steps_run(tmp_path, monkeypatch):
     """With a smaller model and fewer texts."""
     monkeypatch.chdir(ROOT)
     tiny = tmp_path / "tiny.yaml"
@@ -22,25 +22,21 @@ def test_all_steps_run(tmp_path, monkeypatch, capfd):
     )
     folder = tmp_path / "demo"
     flags = f"--config configs/demo.yaml --output_dir {folder} --max_documents 400 --pretraining {tiny}"
-    load_example("demo").main([*flags.split(), "--no_require_learning"])
-    enable_progress_bar()
-    run = capfd.readouterr()
-    assert all(f"\n{step}. " in "\n" + run.out for step in range(1, 8))
+    command = [sys.executable, "examples/demo.py", *flags.split(), "--no_require_learning"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert all(f"\n{step}. " in "\n" + run.stdout for step in range(1, 8))
     numbers = json.loads((folder / "numbers.json").read_text())
     assert 4 < numbers["unigram_entropy"] < 9 and numbers["held_out_loss"] > 0
     assert all(len(guesses) == 5 for guesses in numbers["fill_mask"].values()) and len(numbers["search"]) == 3
     assert (folder / "demo.png").stat().st_size > 10_000
     # Readable in a log: no progress bars, one line a logged step.
-    assert "it/s" not in run.err and "\r" not in run.err and "   step 8 of 8: " in run.out
+    assert "it/s" not in run.stderr and "\r" not in run.stderr and "   step 8 of 8: " in run.stdout
 
     # The commands to try next work as they are printed.
     programs = []
-    for line in run.out.split("Try next:\n")[1].strip().split("\n"):
-        program, *words = shlex.split(line)
-        programs.append(program)
-        if program == "neobert-hf":
-            cli.main(words)
-        else:
-            assert (program, words.pop(0)) == ("python", "examples/semantic_search.py")
-            load_example("semantic_search").main(words)
-    assert programs == ["neobert-hf", "python", "python"]
+    for line in run.stdout.split("Try next:\n")[1].strip().split("\n"):
+        program, command, *words = shlex.split(line)
+        programs.append(f"{program} {command}")
+        load(command).main(words)
+    assert programs == ["neobert-hf doctor", "neobert-hf index", "neobert-hf query"]

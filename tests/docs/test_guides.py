@@ -49,17 +49,17 @@ def test_search(runner, workplace, capsys):
     """One's own documents are the pages of these guides: the chapters of the test's data have too few pairs."""
     settings = f"extends: {ROOT}/configs/embeddings/small.yaml\nreport_to: none\nper_device_train_batch_size: 8\n"
     (workplace / "tiny.yaml").write_text(settings)
-    reduced = "--max_steps 2 --training tiny.yaml --documents docs/guides --model runs/tiny/model"
+    reduced = {"max_steps": 2, "training": "tiny.yaml", "documents": "docs/guides", "model": "runs/tiny/model"}
     runner.reduced |= {"retrieval_from_documents": reduced}
     runner.run(ROOT / "docs/guides/search.md")
     printed = capsys.readouterr().out
     assert "after, with hard negatives" in printed and "names looked up" in printed
 
 
-def test_fine_tune(runner, capsys):
+def test_fine_tune(runner, workplace, capsys):
     runner.run(ROOT / "docs/guides/fine_tune.md")
-    printed = capsys.readouterr().out
-    assert "{'label': '" in printed and re.search(r"^ *operator +[01]\.\d", printed, re.M)
+    assert "{'label': '" in capsys.readouterr().out
+    assert re.search(r"^ *operator +[01]\.\d", (workplace / "runs/code/report.md").read_text(), re.M)
 
 
 def test_lora(runner):
@@ -76,6 +76,10 @@ def test_pretrain(runner, workplace):
     assert (workplace / "runs/tiny/curves.png").is_file()
     assert (workplace / "runs/domain/model/model.safetensors").is_file()
     assert "eval_loss_2" in (workplace / "runs/domain/log.json").read_text()
+
+
+def test_pretrain_at_full_size(runner):
+    runner.run(ROOT / "docs/guides/pretrain_at_full_size.md")
 
 
 def test_tokenizers(runner, workplace):

@@ -1,12 +1,14 @@
 """Vectors of a corpus, part by part: those of the model's own `encode_document`, whatever the parts."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
 
+import neobert_hf.embeddings
 from neobert_hf.common.run import SettingsMismatch
 from tests.helpers.examples import load_example, to_flags
 
@@ -27,10 +29,18 @@ def embed(tmp_path, model: str, name: str = "vectors", parts: int = 1, **changes
     source.write_text("".join(json.dumps({"text": text, "id": f"t{n}"}) + "\n" for n, text in enumerate(TEXTS)))
     settings = {"model": model, "source": source, "output_dir": tmp_path / name, "id_column": "id"} | changes
     load_example("embed").main(to_flags(settings))
-    tables = [pq.read_table(file) for file in sorted((tmp_path / name).glob("*.parquet"))]
+    tables = [pq.read_table(file) for file in sorted((tmp_path / name).glob("part-*.parquet"))]
     assert len(tables) == parts
     assert [id for table in tables for id in table["id"].to_pylist()] == [f"t{number}" for number in range(149)]
     return np.concatenate([np.stack(table["vector"].to_numpy(zero_copy_only=False)) for table in tables])
+
+
+def test_a_table_in_memory_gives_the_same_vectors(tmp_path, model):
+    rows = [{"text": text, "id": f"t{number}"} for number, text in enumerate(TEXTS)]
+    result = neobert_hf.embeddings.embed(model=model, source=rows, output_dir=tmp_path / "vectors")
+    table = pq.read_table(Path(result.output) / "part-00000.parquet")
+    found = np.stack(table["vector"].to_numpy(zero_copy_only=False))
+    assert np.array_equal(found, SentenceTransformer(model).encode_document(TEXTS))
 
 
 def test_vectors_are_those_of_the_model(tmp_path, model):

@@ -41,6 +41,11 @@ def test_bad_rows_are_refused_by_file_and_row(edit, tmp_path, rows, keys, named)
 BAD_DESCRIPTIONS = [
     (lambda c: c["train"]["pairs"].pop("instruction"), "pairs.*`instruction`"),
     (lambda c: c["train"]["pairs"].update(postive="body"), "pairs.*'postive'.*'positive'"),
+    # All keys are named, also those of the dataset itself.
+    (lambda c: c["train"]["pairs"].update(xyz=1), "'xyz'.*batch_size, default, document_instruction, instruction"),
+    (lambda c: c["train"]["pairs"].update(instructions=""), "'instructions'.*'instruction'"),
+    (lambda c: c["evaluation"]["retrieval"].update(batch_size=8), "retrieval.*'batch_size'"),
+    (lambda c: c["train"]["pairs"].update(source=["a.csv"]), "pairs.*`source`"),
     (lambda c: c["train"]["pairs"].update(positive="title"), "pairs.*`positive` is 'title'"),
     (lambda c: c["train"]["pairs"].update(batch_size="8"), "pairs.*'batch_size'"),
     (lambda c: c["train"]["pairs"].update(parts=[{"sauce": "x"}]), "pairs.*'sauce'.*'source'"),
@@ -104,10 +109,10 @@ PAPER = ROOT / "configs" / "embeddings" / "datasets.yaml"
 def papers(name: str, tmp_path, rows: list[dict], features: Features | None = None) -> PairDataset:
     """A dataset of the paper, with these rows in place of those on the Hub."""
     dataset = read_descriptions(str(PAPER), [name]).train[name]
-    (part,) = dataset.parts
+    (table,) = dataset.tables
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / f"{name}.parquet")
     # A slice of the split is for the Hub alone.
-    part.source, part.subset, part.split = str(tmp_path / f"{name}.parquet"), None, "train"
+    table.source, table.subset, table.split = str(tmp_path / f"{name}.parquet"), None, "train"
     return dataset
 
 
@@ -136,7 +141,7 @@ def test_scores_labels_and_lookups(tmp_path):
     for column, ids in (("query-id", ["q1", "q2"]), ("corpus-id", ["d2", "d1"])):
         texts = [{"_id": one, "text": f"text of {one}", "title": "t"} for one in ids]
         Dataset.from_list(texts).to_parquet(tmp_path / f"{column}.parquet")
-        lookup = fever.parts[0].lookups[column]
+        lookup = fever.tables[0].lookups[column]
         lookup.source, lookup.subset, lookup.split = str(tmp_path / f"{column}.parquet"), None, "train"
     assert load_pairs(fever)[:] == {"query": ["text of q2"], "positive": ["text of d1"], "negatives": [[]]}
 

@@ -38,9 +38,9 @@ def test_a_script_leaves_a_model_that_has_learned_and_its_scores(trained, kind):
     assert all(module["type"].startswith("sentence_transformers.") for module in modules)
     stored = load_file(folder / "model.safetensors")
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in stored.values())
-    # Evaluations are every 6 steps.
+    # Evaluations are before training and every 6 steps.
     scores = [(entry["step"], value) for entry in log for name, value in entry.items() if "ndcg@10" in name]
-    assert {step for step, _ in scores} == {6, 12} and all(0 <= score <= 1 for _, score in scores)
+    assert {step for step, _ in scores} == {0, 6, 12} and all(0 <= score <= 1 for _, score in scores)
 
 
 def test_float16_is_finite_and_close(trained, tmp_path):
@@ -84,7 +84,15 @@ BAD_SETTINGS = [
     ("dense", {"num_train_epochs": 5}, ValueError, "`num_train_epochs`.*`max_steps`"),
     ("multi_vector", {"prompts": "Find"}, ValueError, "`prompts`.*`datasets`"),
     ("sparse", {"only": "pairz"}, ValueError, "'pairs'"),
-    ("dense", {"matryoshka_dims": "8 64"}, ValueError, "32"),
+    ("dense", {"matryoshka_dims": "8 64"}, ValueError, "`matryoshka_dims`.*32"),
+    ("dense", {"matryoshka_dims": 0}, ValueError, "`matryoshka_dims`"),
+    ("dense", {"temperature": 0}, ValueError, "`temperature`"),
+    ("dense", {"lora_rank": 0}, ValueError, "`lora_rank`"),
+    ("dense", {"max_steps": 0}, ValueError, "`max_steps`"),
+    ("dense", {"max_length": 2}, ValueError, "`max_length`"),
+    ("dense", {"alpha": "nan"}, ValueError, "`alpha`"),
+    ("reranker", {"negatives": 0}, ValueError, "`negatives`"),
+    ("sparse", {"query_weight": -1}, ValueError, "`query_weight`"),
     ("dense", {"negatives": 2}, ValueError, "`miner`.*`negatives`"),
     ("dense", {"per_device_train_batch_size": 2}, ValueError, "triplets.*`per_device_train_batch_size` of 3 or more"),
     ("dense", {"model": "nowhere"}, OSError, "`model`.*nowhere"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 
 import pytest
@@ -9,20 +10,38 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from neobert_hf.common.run import SettingsMismatch
-from tests.helpers.embedding_runs import KINDS, RECIPES, run, to_flags
+from tests.helpers.embedding_runs import KINDS, RECIPES, files_of, run, to_flags
 from tests.helpers.pretraining_runs import (
     ScriptProcesses,
-    assert_same_weights,
     interrupted_copy,
     launched_environments,
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_ends_with_the_same_bits(trained, settings, tmp_path, kind):
-    interrupted_copy(trained[kind], tmp_path / "run", after=6)
-    run(kind, settings(eval_strategy="no"))
-    assert_same_weights(tmp_path / "run", trained[kind])
+# After which checkpoint a run is killed; None: it is finished.
+@pytest.mark.parametrize(
+    "kind, after", [*((kind, 6) for kind in KINDS), ("dense", 12), ("dense", None), ("reranker", 12)]
+)
+def test_a_resumed_run_leaves_the_same_files(trained, settings, tmp_path, kind, after):
+    """Also the model card with all scores and losses, and the log."""
+    if after is None:
+        shutil.copytree(trained[kind], tmp_path / "run")
+    else:
+        interrupted_copy(trained[kind], tmp_path / "run", after)
+    run(kind, settings())
+    assert files_of(tmp_path / "run") == files_of(trained[kind])
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "model-index" in card and re.findall(r"^\| [0-9.]+ +\| (\d+)", card, re.MULTILINE) == [*map(str, range(13))]
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(settings, tmp_path, kind):
+    """The losses of steps 5 and 6 belong to the log of step 8."""
+    changes = {"logging_steps": 4, "eval_strategy": "no"}
+    run(kind, settings(output_dir=tmp_path / "whole", **changes))
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
+    run(kind, settings(**changes))
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
 
 
 def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, data, encoder, helper, tmp_path):
@@ -59,6 +78,35 @@ def test_other_settings_data_or_weights_are_refused_by_name(trained, settings, d
     found = refused(datasets=described, **changes)
     assert [name for name, _, _ in found] == ["learning_rate", "lora_rank", "negatives", "temperature"]
     assert ("learning_rate", "0.005", "0.001") in found and ("temperature", "0.07", "0.05") in found
+
+
+def test_what_a_killed_process_left_half_written_goes_and_nothing_else(trained, settings, tmp_path):
+    interrupted_copy(trained["dense"], tmp_path / "run", after=6)
+    left = ["model.123.partial/model.safetensors", "model.123.old.partial/config.json", "mined/a.parquet.77.partial"]
+    kept = ["notes.partial", "model.partial/model.safetensors", "drafts/letter.old.partial"]
+    for name in left + kept:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("half")
+    run("dense", settings())
+    assert not any((tmp_path / "run" / name).exists() for name in left)
+    assert all((tmp_path / "run" / name).exists() for name in kept)
+    assert not (tmp_path / "run" / "model.123.partial").exists()
+
+
+@pytest.fixture
+def little_room():
+    """No file may be larger than 20 kB, as if the disk were full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_checkpoint(settings, tmp_path, little_room):
+    with pytest.raises(OSError, match="checkpoint-6 could not be written: the disk is full") as error:
+        run("dense", settings(eval_strategy="no"))
+    assert str(error.traceback[-1].path).endswith("neobert_hf/common/files.py")
+    assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from neobert_hf.embeddings.text_pairs import TextPairSettings, pairs_of_document, pairs_of_documents
+from neobert_hf.embeddings.text_pairs import TextPairSettings, make_pairs, pairs_of_document, pairs_of_documents
 
 
 BODY = "The index keeps one vector for each passage of a document and finds those that are nearest to a query."
@@ -116,6 +116,16 @@ def test_the_same_pairs_from_every_run_and_each_query_once(tmp_path, capsys):
     assert first[:] == pairs_of_documents(settings(source=str(source)))["train"][:]
     assert len(set(first["query"])) == len(first) and set(first["kind"]) == {"title", "sentence", "spans"}
     assert "1 of 4 documents" in capsys.readouterr().out
+
+
+def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(tmp_path):
+    rows = [{"text": DOCUMENT.replace("index", f"index{number}")} for number in range(20)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--source", str(tmp_path / "text.jsonl"), "--output", str(tmp_path / "file.parquet"), "--held_out", "0.3"]
+    of_file = make_pairs.main(flags).output
+    of_table = make_pairs(source=rows, output=tmp_path / "table.parquet", held_out=0.3).output
+    assert of_file.keys() == of_table.keys() == {"train", "held_out"}
+    assert all(of_file[part].read_bytes() == of_table[part].read_bytes() for part in of_file)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Pseudo-perplexity: equal to the definition written out, whatever is sampled, batched, scaled or interrupted."""
 
-import json
 import math
 import random
 import shutil
@@ -15,19 +14,23 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.common.run import MARKER, SettingsMismatch
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation import pseudo_perplexity
-from neobert_hf.evaluation.pseudo_perplexity import choose_positions, curves, masked_losses, scale_rope
-from tests.helpers.examples import load_example
+from neobert_hf.evaluation.pseudo_perplexity import (
+    PseudoPerplexityArguments,
+    choose_positions,
+    curves,
+    masked_losses,
+    pseudo_perplexity,
+    scale_rope,
+)
 from tests.helpers.models import ROOT, small_model
 from tests.helpers.other_encoders import ENCODERS
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.task_runs import write_json_lines
 
 
-script = load_example("pseudo_perplexity")
-
+MODULE = "neobert_hf.evaluation.pseudo_perplexity"
 # Letters of each document; [CLS] and [SEP] come on top. The model was trained on 16 tokens.
 LETTERS = (12, 38, 8, 22, 38)
 OTHERS = ("bert", "modernbert", "nomicbert", "roberta")
@@ -67,13 +70,17 @@ def material(tmp_path_factory) -> Path:
 def run(material: Path, output: Path, *more: str, models=("neobert",)) -> list[dict]:
     source = ["--source", str(material / "documents.parquet"), "--text_column", "body", "--device", "cpu"]
     pairs = [f"{name}={material / name}" for name in models]
-    script.main(["--models", *pairs, *source, "--output_dir", str(output), *more])
+    pseudo_perplexity.main(["--models", *pairs, *source, "--output_dir", str(output), *more])
     return Dataset.from_parquet(str(output / "scores.parquet")).to_list()
 
 
 def losses_of(folder: Path) -> list[float]:
-    lines = (folder / "neobert" / "native" / "whole.jsonl").read_text().splitlines()[1:]
-    return [loss for line in lines for loss in json.loads(line)]
+    files = sorted((folder / "neobert" / "native" / "whole").glob("*.parquet"))
+    return [loss for row in Dataset.from_parquet(list(map(str, files))) for loss in row["losses"]]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -134,37 +141,55 @@ def test_which_documents_and_how_much_of_them_is_scored(material, exact, tmp_pat
 
 @pytest.mark.parametrize("name, value", [("sample", "5"), ("dtype", "bfloat16"), ("max_length", "20"), ("model", None)])
 def test_losses_of_other_settings_or_weights_are_refused_by_name(material, exact, tmp_path, name, value):
-    before = (exact / "neobert" / "native" / "whole.jsonl").read_bytes()
+    before = content(exact)
     flags = [f"--{name}", value]
     if value is None:
         model = NeoBERTForMaskedLM.from_pretrained(material / "neobert")
         model.decoder.bias.data[7] += 1e-3
         flags = ["--models", f"neobert={save(model, tmp_path)}"]
-    with pytest.raises(SettingsMismatch, match=f"\n  {name}: "):
+    with pytest.raises(SettingsMismatch, match=f"\n  identity.{name}: "):
         run(material, exact, *flags)
-    assert (exact / "neobert" / "native" / "whole.jsonl").read_bytes() == before
+    assert content(exact) == before
 
 
 def test_losses_of_a_model_that_moved_are_taken(material, exact, tmp_path, monkeypatch):
     copy, before = shutil.copytree(exact, tmp_path / "copy"), Dataset.from_parquet(str(exact / "scores.parquet"))
     moved = shutil.copytree(material / "neobert", tmp_path / "moved")
-    monkeypatch.setattr(pseudo_perplexity, "load_model", lambda *arguments: pytest.fail("loaded to score again"))
+    monkeypatch.setattr(f"{MODULE}.load_model", lambda *arguments: pytest.fail("loaded to score again"))
     assert run(material, copy, "--models", f"neobert={moved}") == before.to_list()[:5]
 
 
-def test_resumes_after_whatever_was_written(material, exact, tmp_path):
-    """Within a batch, or without the last line feed: in the end the same file to the byte.
+def test_killed_within_any_part_it_ends_with_the_same_bytes(material, exact, tmp_path, monkeypatch):
+    """The budget of tokens, here parts of a document and two of one length at once, changes nothing."""
+    monkeypatch.setattr(f"{MODULE}.POSITIONS_OF_PART", 80)
+    run(material, tmp_path / "whole", "--batch_tokens", "200")
+    assert losses_of(tmp_path / "whole") == pytest.approx(losses_of(exact), abs=1e-5)
+    scored = []
 
-    The budget of tokens, here parts of a document and two of one length at once, changes nothing.
-    """
-    file = tmp_path / "neobert" / "native" / "whole.jsonl"
-    before = run(material, tmp_path, "--batch_tokens", "200")
-    assert losses_of(tmp_path) == pytest.approx(losses_of(exact), abs=1e-5)
-    whole = file.read_bytes()
-    for cut in (400, -1):
-        file.write_bytes(whole[:cut])
-        assert run(material, tmp_path, "--batch_tokens", "200") == before
-        assert file.read_bytes() == whole
+    def stop(model, batch, mask_id):
+        scored.append(batch[0][0].document)
+        if len(scored) in (3, 20):
+            raise KeyboardInterrupt
+        return masked_losses(model, batch, mask_id)
+
+    monkeypatch.setattr(f"{MODULE}.masked_losses", stop)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(material, tmp_path / "run", "--batch_tokens", "200")
+    again = len(scored)
+    run(material, tmp_path / "run", "--batch_tokens", "200")
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    # What had its file was not scored again: the documents of 10 and 14 tokens are the first part.
+    assert not {0, 2} & set(scored[again:])
+
+
+def test_called_with_a_table_it_gives_what_the_command_gives(material, exact, tmp_path):
+    models = [f"{name}={material / name}" for name in MODELS]
+    rows = [{"body": text} for text in make_texts()]
+    result = pseudo_perplexity(models=models, source=rows, text_column="body", device="cpu", output_dir=tmp_path)
+    assert content(tmp_path) == content(exact)
+    (length, value), *_ = result.scores["neobert"].items()
+    assert f"| {value:,.1f} (" in (tmp_path / "pseudo_perplexity.md").read_text() and length == 16
 
 
 def test_rope_settings_equal_a_model_loaded_with_them(material, tmp_path):
@@ -221,7 +246,7 @@ def test_wrong_settings_and_models_fail_before_work(material, tmp_path, monkeypa
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(material, tmp_path / "out", *flags)
     # Nor is there a file that would refuse the settings once they are right.
-    assert not (tmp_path / "out").exists()
+    assert {file.name for file in (tmp_path / "out").rglob("*") if file.is_file()} <= {MARKER}
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
@@ -243,5 +268,5 @@ def test_curves_are_geometric_means_by_length():
 def test_the_configuration_is_the_papers():
     """2,467 sequences of more than 1,024 tokens, every token masked."""
     flags = ["--config", str(ROOT / "configs" / "pseudo_perplexity.yaml")]
-    (settings,) = parse_config(pseudo_perplexity.PseudoPerplexityArguments, args=flags)
+    (settings,) = parse_config(PseudoPerplexityArguments, args=flags)
     assert (settings.max_documents, settings.min_tokens, settings.sample) == (2467, 1025, None)

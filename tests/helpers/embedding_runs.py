@@ -6,6 +6,7 @@ from pathlib import Path
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
 
+from neobert_hf.common.fingerprints import file_checksum
 from tests.helpers import examples
 from tests.helpers.models import ROOT
 
@@ -53,6 +54,12 @@ def run(kind: str, settings: dict) -> list[dict]:
 def load(kind: str, folder: Path, **options):
     """The model that a run left in this folder."""
     return RECIPES[kind][2](str(folder / "model"), device="cpu", **options)
+
+
+def files_of(output: Path) -> dict[str, str]:
+    """A checksum of the log and of every file of the model."""
+    files = [output / "log.json", *(file for file in output.glob("model/**/*") if file.is_file())]
+    return {str(file.relative_to(output)): file_checksum(file) for file in files}
 
 
 def losses_of(log: list[dict]) -> list[float]:

@@ -30,4 +30,5 @@ def status_of(words: list[str]) -> int | str:
 def to_flags(settings: dict) -> list[str]:
     """The command line of these settings, without those that are None."""
     given = {name: value for name, value in settings.items() if value is not None}
-    return [part for name, value in given.items() for part in (f"--{name}", *str(value).split())]
+    words = {name: value if isinstance(value, list) else str(value).split() for name, value in given.items()}
+    return [part for name, value in words.items() for part in (f"--{name}", *map(str, value))]

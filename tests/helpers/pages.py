@@ -5,17 +5,17 @@ are only read: the script is there, and its own reader of settings takes every f
 """
 
 import re
+import runpy
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
-from transformers import HfArgumentParser
-
-from neobert_hf import cli
-from tests.helpers.examples import load_example
+import neobert_hf_cli
+from neobert_hf.common import recipe
+from neobert_hf.common.settings import parse_config, settings_of_keywords
+from tests.helpers.examples import command_of, to_flags
 from tests.helpers.models import ROOT
 
 
@@ -25,10 +25,8 @@ PUBLISHED = "chandar-lab/NeoBERT"
 TOO_LARGE = (PUBLISHED, "accelerate launch", "configs/mteb/eng_v1.yaml", "configs/data/", "data/yours", "/shared/")
 # Commands that change the machine, or that only a shell knows.
 NOT_OURS = ("hf auth login", "export ")
-
-
-class SettingsRead(Exception):
-    """Raised in place of the work of a recipe, when its settings have been read."""
+# Scripts that are no recipes.
+NO_RECIPES = ("demo", "onnx_inference", "sample_data")
 
 
 @dataclass
@@ -58,12 +56,12 @@ class PageRunner:
 
     Args:
         model: what stands for the published checkpoint in blocks of Python.
-        reduced: flags that a script gets on top, by its name.
+        reduced: settings that a recipe gets on top, by its name.
         read_only: beginnings of commands that are not run, besides those that are too large.
     """
 
     model: Path
-    reduced: dict[str, str] = field(default_factory=dict)
+    reduced: dict[str, dict] = field(default_factory=dict)
     read_only: tuple[str, ...] = ()
     names: dict = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
@@ -72,7 +70,8 @@ class PageRunner:
         for block in blocks_of(page):
             if block.language == "python":
                 code = block.text.replace(PUBLISHED, str(self.model))
-                exec(compile(code, page.name, "exec"), self.names)
+                with patch.object(recipe, "settings_of_keywords", self._reduced_settings):
+                    exec(compile(code, page.name, "exec"), self.names)
             elif block.language == "yaml" and block.text.startswith("# my/"):
                 file = Path(block.text.splitlines()[0].removeprefix("# "))
                 file.parent.mkdir(exist_ok=True)
@@ -92,12 +91,13 @@ class PageRunner:
                 assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(), line
         elif words[0] == "make":
             assert re.search(rf"^{words[1]}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE), line
-        elif words[0] != "neobert-hf":
-            self._run_script(words, read_only)
-        elif read_only:
-            assert words[1] in cli.COMMANDS, line
+        elif words[0] == "neobert-hf":
+            self._run_recipe(words[1], words[2:], read_only)
         else:
-            assert cli.main(words[1:]) in (0, None), line
+            self._run_script(words, read_only)
+
+    def _reduced_settings(self, kinds, given: dict, name: str) -> tuple:
+        return settings_of_keywords(kinds, given | self.reduced.get(name, {}), name)
 
     def _run_script(self, words: list[str], read_only: bool) -> None:
         (script,) = (word for word in words if word.endswith(".py"))
@@ -107,28 +107,19 @@ class PageRunner:
             assert (ROOT / file).is_file(), file
         if Path(script).parent.name != "examples":
             return
-        name = Path(script).stem
-        if read_only:
-            read_settings(name, args)
+        if Path(script).stem in NO_RECIPES:
+            if not read_only:
+                with patch.object(sys, "argv", [script, *args]):
+                    runpy.run_path(str(ROOT / script), run_name="__main__")
             return
-        args += self.reduced.get(name, "").split()
-        with patch.object(sys, "argv", [script, *args]):
-            load_example(name).main()
+        several = Path(script).stem == "semantic_search"
+        self._run_recipe(args.pop(0) if several else command_of(Path(script).stem), args, read_only)
 
-
-def read_settings(name: str, args: list[str]) -> None:
-    """Let a recipe read its command line, and nothing more."""
-    parse = HfArgumentParser.parse_args_into_dataclasses
-
-    def read(parser, *arguments, **options):
-        parse(parser, *arguments, **options)  # It raises if it does not know an option.
-        raise SettingsRead
-
-    with (
-        patch.object(sys, "argv", [name, *args]),
-        patch.object(HfArgumentParser, "parse_args_into_dataclasses", read),
-        # Some commands are for a GPU.
-        patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True),
-        pytest.raises(SettingsRead),
-    ):
-        load_example(name).main()
+    def _run_recipe(self, command: str, args: list[str], read_only: bool) -> None:
+        function = neobert_hf_cli.load(command)
+        if read_only:
+            # Some commands are for a GPU.
+            with patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True):
+                parse_config(*function.kinds, args=args, positional=function.positional)
+        else:
+            assert function.main([*args, *to_flags(self.reduced.get(command, {}))]) not in (1, False), args

@@ -76,9 +76,13 @@ def run(flags: list[str]) -> list[dict]:
     return json.loads((Path(flags[1]) / "log.json").read_text())
 
 
-def launched_environments(config: str, processes: int) -> list[dict[str, str]]:
-    """What `accelerate launch --config_file configs/accelerate/<config>` puts into the environment of each process."""
-    flags = ["--config_file", str(CONFIGS / config), "--num_processes", str(processes)]
+def launched_environments(config: str, processes: int, *options: str) -> list[dict[str, str]]:
+    """What `accelerate launch --config_file configs/accelerate/<config>` puts into the environment of each process.
+
+    Nothing is compiled unless the options of the launcher say so: generating code takes a minute.
+    """
+    options = options or ("--dynamo_backend", "no")
+    flags = ["--config_file", str(CONFIGS / config), "--num_processes", str(processes), *options]
     arguments = launch_command_parser().parse_args([*flags, "--main_process_port", "0", "script.py"])
     settings = _validate_launch_command(arguments)[0]
     environment = prepare_multi_gpu_env(settings)

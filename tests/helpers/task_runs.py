@@ -8,12 +8,14 @@ from pathlib import Path
 from neobert_hf.data.rows import Row
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
+from neobert_hf.tasks.regression import Regression, RegressionSettings
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tests.helpers.examples import to_flags
 
 
 TASKS = {
     "classes": (Classification, ClassificationSettings),
+    "numbers": (Regression, RegressionSettings),
     "tags": (TokenClassification, TokenClassificationSettings),
     "answers": (QuestionAnswering, QuestionAnsweringSettings),
 }
@@ -50,6 +52,13 @@ def text_rows(number: int, seed: int = 0) -> list[dict[str, str]]:
         {"id": str(row), "description": f"{section} {draw.choice('xyz')} {draw.choice('xyz')}", "section": section}
         for row, section in enumerate(sections)
     ]
+
+
+def numbered_rows(number: int, seed: int = 0) -> list[dict]:
+    """The price follows from the word with which a text begins."""
+    prices = {"mail": 1000.5, "net": 3000.25}
+    rows = text_rows(number, seed)
+    return [{"text": f"{row['description']} {row['id']}", "price": prices[row["section"]]} for row in rows]
 
 
 def write_csv(file: Path, rows: list[dict]) -> Path:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, pipeline
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -124,6 +123,8 @@ def test_a_second_override_starts_from_the_trained_length(tmp_path):
 
 def test_pipelines_and_sentence_transformers_read_all_of_it(tmp_path):
     """A model of 64 tokens, loaded with YaRN of factor 4 and saved with its tokenizer, as the documentation says."""
+    from sentence_transformers import SentenceTransformer  # Some of its versions need `datasets`.
+
     trained, long, text = str(tmp_path / "trained"), str(tmp_path / "long"), " ".join(["dog"] * 300)
     small_model(NeoBERTForMaskedLM).save_pretrained(trained)
     tiny_tokenizer().save_pretrained(trained)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline, trainer_utils
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.common.run import SettingsMismatch
@@ -22,9 +22,20 @@ from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.data.tokenizer import train_bpe
 from neobert_hf.pretraining.data import read_data
 from neobert_hf.pretraining.settings import ModelArguments, PretrainingArguments
+from neobert_hf.pretraining.trainer import MLMTrainer
 from neobert_hf.training.run import CheckpointError, complete_checkpoints
+from neobert_hf.training.trainer import Stopped
 from tests.helpers.examples import load_example
-from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy, pretrain, run, small_flags, start
+from tests.helpers.pretraining_runs import (
+    SMALL,
+    assert_same_weights,
+    interrupted_behind,
+    interrupted_copy,
+    pretrain,
+    run,
+    small_flags,
+    start,
+)
 
 
 @pytest.fixture
@@ -175,6 +186,31 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         assert_same_weights(tmp_path / "run", finished)
 
 
+def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch):
+    """Transformers would say that arguments do not match, though the command is the same."""
+    said = []
+    monkeypatch.setattr(trainer_utils.logger, "warning_once", said.append)
+    changes = {"logging_steps": 0.3, "save_steps": 0.25, "eval_steps": 0.4}
+    with interrupted_behind("checkpoint-6"):
+        pretrain.main(flags(**changes))
+    pretrain.main(flags(**changes))
+    assert not said
+    steps = [entry["step"] for entry in json.loads((tmp_path / "run" / "log.json").read_text()) if "loss" in entry]
+    assert steps == [4, 8, 12]
+
+
+def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(prepared, tmp_path):
+    """Steps 5 and 6, before the checkpoint, belong to the log of step 8."""
+
+    def measured(folder: str) -> list[dict]:
+        log = run(small_flags(prepared, tmp_path / folder, logging_steps=4))
+        return [{name: entry[name] for name in ("step", "loss", "accuracy")} for entry in log if "loss" in entry]
+
+    expected = measured("whole")
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
+    assert measured("run") == expected
+
+
 def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
     """A terminal signals the whole process group: loader workers must survive it."""
     changes = {"max_steps": 30, "save_steps": 1000, "dataloader_num_workers": 2}
@@ -192,6 +228,31 @@ def test_a_signal_saves_stops_and_the_same_command_goes_on(flags, tmp_path):
     # The tokenizer is the same to the byte, however the run went.
     for file in (tmp_path / "whole" / "model").glob("*.json"):
         assert file.read_bytes() == (tmp_path / "run" / "model" / file.name).read_bytes(), file
+
+
+def test_a_notebook_cell_that_was_interrupted_goes_on_when_it_is_called_again(prepared, tmp_path, monkeypatch):
+    """With the names of settings, and with the bytes of the command."""
+    settings = {"train_data": prepared / "train", "validation_data": prepared / "validation"}
+    settings |= SMALL | {"min_lengths": [0, 60], "probabilities": [0.5, 0.5]}
+    run(small_flags(prepared, tmp_path / "command", validation_data=settings["validation_data"]))
+    step = MLMTrainer.training_step
+
+    def interrupt(self, *arguments, **options):
+        if self.state.global_step == 4:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, *arguments, **options)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="after step 5. .*checkpoint-5 is complete"):
+        patch.setattr(MLMTrainer, "training_step", interrupt)
+        pretrain(output_dir=tmp_path / "notebook", **settings)
+    # The kernel keeps its own way with Ctrl-C.
+    assert signal.getsignal(signal.SIGINT) is before
+    result = pretrain(output_dir=tmp_path / "notebook", **settings)
+    for file in (tmp_path / "command" / "model").iterdir():
+        assert file.read_bytes() == (tmp_path / "notebook" / "model" / file.name).read_bytes(), file
+    log = json.loads((tmp_path / "command" / "log.json").read_text())
+    assert result.model == tmp_path / "notebook" / "model" and result.scores["loss"] == log[-1]["eval_loss"]
 
 
 def test_second_stage_continues_weights_and_optimizer_once(flags, finished, tmp_path):

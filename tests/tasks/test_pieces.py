@@ -1,9 +1,11 @@
 """Words and answers to pieces: with every kind of tokenizer the tag is at the word's first piece, the answer whole."""
 
 import string
+from itertools import product
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from tokenizers import pre_tokenizers
 from transformers import RobertaTokenizer, XLMRobertaTokenizer
 
@@ -39,9 +41,8 @@ def tagging(rows: list[list[str]]) -> TokenClassification:
     return task_of_rows("tags", train=table, validation=[{"tokens": ["another"], "tags": ["t0"]}])
 
 
-def perfect_tags(task: TokenClassification) -> np.ndarray:
+def perfect_tags(encoded: Dataset) -> np.ndarray:
     """The numbers of the right tags at the first pieces of words."""
-    encoded = task.encoded["train"]
     best = np.full((len(encoded), 64), -100)
     for number, labels in enumerate(encoded["labels"]):
         best[number, : len(labels)] = labels
@@ -53,30 +54,68 @@ def perfect_tags(task: TokenClassification) -> np.ndarray:
 def test_each_word_is_tagged_once_a_window_and_found_again(name, length):
     tokenizer = TOKENIZERS[name]()
     task = tagging([WORDS, [*WORDS[::-1], "cat"]])
-    task.encode(tokenizer, length)
-    encoded = task.encoded["train"]
+    rows = task.tables["train"]
+    encoded = task.encode(rows, tokenizer, length)
     assert all(len(ids) <= length for ids in encoded["input_ids"]) and (length == 64) == (len(encoded) == 2)
     if length == 64:
         assert encoded["input_ids"][0][1:-1] == tokenizer(" ".join(WORDS), add_special_tokens=False)["input_ids"]
         assert [word for word in encoded["word"][0] if word >= 0] == list(range(len(WORDS)))
-    assert task.predict("train", perfect_tags(task)) == task.tables["train"]["tags"][:]
+    assert task.predict(rows, encoded, perfect_tags(encoded)) == rows["tags"][:]
+
+
+# Characters that have no piece, at the beginning of each word and behind each of its letters.
+MARKS = {
+    "right to left": ("\u200f", "\u05b8"),
+    "NFD": ("", "\u0301"),
+    "soft hyphen": ("\u00ad", "\u00ad"),
+    "byte order mark": ("\ufeff", ""),
+    "zero width space": ("\u200b", ""),
+    "space": (" ", ""),
+    "Hindi": ("\u200e", "\u094d"),
+    "emoji": ("", "\ufe0f"),
+}
+
+
+def marked(word: str, name: str) -> str:
+    before, behind = MARKS[name]
+    return before + "".join(letter + behind for letter in word)
+
+
+@pytest.mark.parametrize("length", [64, 8])
+@pytest.mark.parametrize("name", MARKS)
+def test_words_with_marks_have_the_pieces_of_words_without(name, length):
+    plain = tagging([WORDS, [*WORDS[::-1], "cat"]])
+    task = tagging([[marked(word, name) for word in row] for row in plain.tables["train"]["words"]])
+    encoded, of_plain = (each.encode(each.tables["train"], small_tokenizer(), length) for each in (task, plain))
+    assert encoded[:] == of_plain[:]
+
+
+def test_words_with_marks_are_found_again_by_every_tokenizer(capsys):
+    for mark, (name, tokenizer) in product(MARKS, TOKENIZERS.items()):
+        task = tagging([[marked(word, mark) for word in WORDS]])
+        rows = task.tables["train"]
+        encoded = task.encode(rows, tokenizer(), 8)
+        assert task.predict(rows, encoded, perfect_tags(encoded)) == rows["tags"][:], (mark, name)
+    assert "no piece" not in capsys.readouterr().out
 
 
 def test_of_two_windows_the_one_counts_where_a_word_is_further_from_the_ends():
     task = tagging([["a", "b", "c", "d", "e", "f", "g", "h"]])
-    task.encode(small_tokenizer(), 8)
+    rows = task.tables["train"]
+    encoded = task.encode(rows, small_tokenizer(), 8)
     found = np.full((2, 8), -100)
-    assert task.encoded["train"]["word"][:] == [[-1, 0, 1, 2, 3, 4, 5, -1], [-1, 4, 5, 6, 7, -1]]
+    assert encoded["word"][:] == [[-1, 0, 1, 2, 3, 4, 5, -1], [-1, 4, 5, 6, 7, -1]]
     # Words 4 and 5 are in both: 4 is third from the end and then second from the start, 5 second and third.
     found[0], found[1, :6] = [0, 0, 1, 2, 3, 4, 0, 0], [0, 0, 5, 6, 7, 0]
-    assert task.predict("train", found) == task.tables["train"]["tags"][:]
+    assert task.predict(rows, encoded, found) == rows["tags"][:]
 
 
-def test_words_without_a_piece_get_the_commonest_tag():
+def test_words_without_a_piece_get_the_commonest_tag(capsys):
     table = [{"tokens": ["cat", "\u200b", "c"], "tags": ["A", "B", "B"]}]
     task = task_of_rows("tags", train=table, validation=[{"tokens": ["c"], "tags": ["A"]}])
-    task.encode(small_tokenizer(), 64)
-    assert task.predict("train", perfect_tags(task)) == [["A", "B", "B"]]
+    encoded = task.encode(task.tables["train"], small_tokenizer(), 64)
+    assert task.predict(task.tables["train"], encoded, perfect_tags(encoded)) == [["A", "B", "B"]]
+    assert "1 words have no piece of the tokenizer, such as '\\u200b' in train, row 0" in capsys.readouterr().out
 
 
 def asking(**settings) -> QuestionAnswering:
@@ -88,45 +127,90 @@ def asking(**settings) -> QuestionAnswering:
 @pytest.mark.parametrize("length", [64, 20])
 def test_a_perfect_model_finds_every_answer_in_every_window(name, length):
     task = asking(stride=4)
-    task.encode(TOKENIZERS[name](), length)
-    encoded = task.encoded["train"]
+    rows = task.tables["train"]
+    encoded = task.encode(rows, TOKENIZERS[name](), length)
     assert (len(encoded) > 12) == (length == 20)
     start, end = np.full((2, len(encoded), length), -5.0)
-    contexts = task.tables["train"]["context"]
+    contexts = rows["context"]
     for number, window in enumerate(encoded):
         # No answer can begin or end with a space that is a token.
         spans = [span for span in zip(window["starts"], window["ends"]) if span[0] >= 0]
         assert spans and all(contexts[window["row"]][slice(*span)].strip() for span in spans)
         start[number, window["start_positions"]], end[number, window["end_positions"]] = 5, 5
     # A window without the answer says that there is none, and the answer of another one is worth more than that.
-    found = task.metrics("train", task.predict("train", (start, end)))
+    found = task.metrics(rows, task.predict(rows, encoded, (start, end)))
     assert found["f1"] == found["exact_match"] == 1.0
+
+
+@pytest.mark.parametrize("length", [64, 20])
+@pytest.mark.parametrize("name", MARKS.keys() - {"space"})
+def test_answers_with_marks_have_the_pieces_of_answers_without(name, length):
+    """And what is found is the answer with its accents."""
+    plain = asked_rows(12, length=20)
+    rows = [with_marked_answer(row, name) for row in plain]
+    held_out = asked_rows(4, seed=1)
+    tasks = [task_of_rows("answers", {"stride": 4}, train=each, validation=held_out) for each in (rows, plain)]
+    encoded, of_plain = (task.encode(task.tables["train"], small_tokenizer(), length) for task in tasks)
+    for column in ("input_ids", "start_positions", "end_positions", "row"):
+        assert encoded[column][:] == of_plain[column][:]
+    start, end = np.full((2, len(encoded), length), -5.0)
+    for number, window in enumerate(encoded):
+        start[number, window["start_positions"]], end[number, window["end_positions"]] = 5, 5
+    table = tasks[0].tables["train"]
+    found = tasks[0].predict(table, encoded, (start, end))
+    assert tasks[0].metrics(table, found) == {"f1": 1.0, "exact_match": 1.0}
+    if MARKS[name][0] == "":
+        assert found == [row["answers"][0]["text"] for row in rows]
+
+
+def with_marked_answer(row: dict, name: str) -> dict:
+    """In a text all of whose words have the marks."""
+    words = [marked(word, name) for word in row["context"].split()]
+    number = row["answers"][0]["answer_start"] // 2
+    begin = len(" ".join([*words[:number], ""]))
+    return row | {"context": " ".join(words), "answers": [{"text": words[number], "answer_start": begin}]}
+
+
+def test_a_window_that_holds_a_part_of_an_answer_has_none():
+    """Also if the answer ends with a character that has no piece."""
+    row = {
+        "question": "n ?",
+        "context": "b " * 20 + "a c\u0301",
+        "answers": [{"text": "a c\u0301", "answer_start": 40}],
+    }
+    task = task_of_rows("answers", {"stride": 1}, train=[row, *asked_rows(2)], validation=asked_rows(2, seed=1))
+    encoded = task.encode(task.tables["train"].select([0]), small_tokenizer(), 16)
+    whole = [bool(last) for last in encoded["end_positions"]]
+    texts = [ids for ids in encoded["input_ids"]]
+    both = [{small_tokenizer().vocab[letter] for letter in "ac"} <= set(ids) for ids in texts]
+    assert whole == both and sum(whole) == 1
 
 
 def test_answers_of_all_windows_are_ranked_together():
     task = asking(stride=4, max_answer_length=2)
-    task.encode(small_tokenizer(), 20)
-    task.encoded["train"] = task.encoded["train"].filter(lambda window: window["row"] == 0)
-    assert len(task.encoded["train"]) == 2
+    rows = task.tables["train"].select([0])
+    encoded = task.encode(rows, small_tokenizer(), 20)
+    assert len(encoded) == 2
     start, end = np.full((2, 2, 20), -5.0)
-    inside = [number for number, place in enumerate(task.encoded["train"]["starts"][0]) if place >= 0]
+    inside = [number for number, place in enumerate(encoded["starts"][0]) if place >= 0]
     # An answer of two tokens in the first window, which is better than none there; none in the second one.
     start[0, inside[2]], end[0, inside[3]], start[1, 0], end[1, 0] = 4, 5, 5, 5
     # Too long an answer, and an end before its start.
     start[0, inside[1]], end[0, inside[0]] = 4.5, 5.5
-    context = task.tables["train"]["context"][0].split()
-    assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
+    context = rows["context"][0].split()
+    assert task.predict(rows, encoded, (start, end)) == [" ".join(context[2:4])]
     # None is better than every answer in all windows.
     start[:, 0] = end[:, 0] = 5
-    assert task.predict("train", (start, end))[0] == ""
+    assert task.predict(rows, encoded, (start, end)) == [""]
     # Where every training question has an answer, as in SQuAD v1, none is never said.
     task.none_allowed = False
-    assert task.predict("train", (start, end))[0] == " ".join(context[2:4])
+    assert task.predict(rows, encoded, (start, end)) == [" ".join(context[2:4])]
 
 
 def test_a_question_that_leaves_no_room_is_an_error():
     with pytest.raises(ValueError, match="train, row 0: a question of 2 tokens"):
-        asking(stride=4).encode(small_tokenizer(), 8)
+        task = asking(stride=4)
+        task.encode(task.tables["train"], small_tokenizer(), 8)
 
 
 def test_metrics_and_the_baseline_by_hand():

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.training.fine_tuning import FineTuningArguments, load_for_task
 from tests.helpers.examples import load_example
 from tests.helpers.models import save_encoder
 from tests.helpers.other_encoders import ENCODERS, save_other_encoder
@@ -22,7 +23,9 @@ from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.task_runs import (
     asked_rows,
     flags,
+    numbered_rows,
     tagged_rows,
+    task_of_rows,
     text_rows,
     write_csv,
     write_json_lines,
@@ -31,6 +34,7 @@ from tests.helpers.task_runs import (
 
 
 classify, tag, answer = map(load_example, ("run_classification", "run_token_classification", "run_question_answering"))
+regress = load_example("run_regression")
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,87 @@ def test_classes_of_a_csv_file(encoder, labelled, tmp_path, capsys):
     assert Tokenizer.from_file(str(tmp_path / "run" / "model" / "tokenizer.json")).truncation is None
 
 
+def test_numbers_of_texts(encoder, tmp_path, capsys):
+    """Also large ones: the saved model gives them as they are in the data."""
+    data = write_csv(tmp_path / "rows.csv", numbered_rows(200))
+    changes = {"learning_rate": 1e-2, "num_train_epochs": 4}
+    result = regress.main(flags(tmp_path / "run", encoder, data, **changes))
+    scores, baseline = result.scores["validation"], result.baseline["validation"]
+    assert scores["mae"] < 100 and scores["pearson"] > 0.99 and scores.keys() == baseline.keys()
+    assert card_of(tmp_path / "run", "text-classification")[("validation", "mae")] == scores["mae"]
+    assert f"| {scores['mae']:.4g} |" in capsys.readouterr().out
+    of_the_saved = pipeline("text-classification", str(result.model), device="cpu")(["mail x y", "net x y"])
+    found = [one["score"] for one in of_the_saved]
+    assert found == pytest.approx([1000.5, 3000.25], abs=200)
+    evaluations = report_of(tmp_path / "run")["evaluations"]
+    best = min(evaluations, key=lambda each: each["rmse"])
+    assert best["step"] == report_of(tmp_path / "run")["best_step"]
+    assert scores["rmse"] == pytest.approx(best["rmse"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "recipe, rows, length",
+    [
+        (classify, text_rows(40), 0),
+        (classify, text_rows(40), 2),
+        (classify, [{"text1": f"a {row}", "text2": "b", "label": "yn"[row % 2]} for row in range(40)], 4),
+        (regress, numbered_rows(40), 2),
+        (tag, tagged_rows(40), 2),
+        (answer, asked_rows(40), 2),
+    ],
+)
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(encoder, tmp_path, recipe, rows, length):
+    data = write_json_lines(tmp_path / "rows.jsonl", rows)
+    changes = {"max_length": length} | ({"stride": 0} if recipe is answer else {})
+    with pytest.raises(ValueError, match=f"`max_length` is {length}"):
+        recipe.main(flags(tmp_path / "run", encoder, data, **changes))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_every_head_gets_the_scale_of_the_numbers(tmp_path, name):
+    save_other_encoder(name, tmp_path, small_tokenizer())
+    task = task_of_rows("numbers", train=numbered_rows(8), validation=numbered_rows(8, seed=1))
+    options = {"labels": task.labels, "problem": task.problem}
+    model, tokenizer = load_for_task(str(tmp_path), AutoModelForSequenceClassification, **options)
+    inputs = tokenizer(["a b c"], return_tensors="pt")
+    before = model.eval()(**inputs).logits.numpy()
+    task.finish(model)
+    found = task.predict(task.tables["train"], None, before)
+    assert model(**inputs).logits.numpy()[:, 0] == pytest.approx(found, rel=1e-5)
+
+
+def test_balanced_weights_let_a_rare_class_count_as_much_as_a_common_one(encoder, tmp_path):
+    """Where texts tell nothing, a model learns how common classes are, or with weights that they are equally so."""
+    texts = [row["description"].split(" ", 1)[1] * 2 for row in text_rows(300)]
+    rows = [{"text": f"{text} {number}", "label": "yn"[number % 10 < 9]} for number, text in enumerate(texts)]
+    data, shares = write_json_lines(tmp_path / "rows.jsonl", rows), {}
+    for weights_ in (None, "balanced"):
+        changes = {"num_train_epochs": 3, "eval_steps": 102, "class_weights": weights_}
+        result = classify.main(flags(tmp_path / str(weights_), encoder, data, **changes))
+        # The metric that is first chooses the checkpoint.
+        assert next(iter(result.scores["validation"])) == ("macro_f1" if weights_ else "accuracy")
+        classifier = pipeline("text-classification", str(result.model), device="cpu", top_k=None)
+        found = [{one["label"]: one["score"] for one in each} for each in classifier([row["text"] for row in rows])]
+        shares[weights_] = sum(each["y"] for each in found) / len(found)
+    assert shares[None] < 0.25 and 0.35 < shares["balanced"] < 0.65
+
+
+def test_few_steps_make_few_checkpoints():
+    """Of 72 steps in ten epochs: an evaluation, and so a checkpoint, every ten, and not every step."""
+    for rows, every in ((7 * 32, 10), (30 * 32, 15), (5_000 * 32, 500)):
+        arguments = FineTuningArguments("runs", use_cpu=True).planned(rows)
+        assert arguments.eval_steps == arguments.save_steps == every
+
+
+def test_the_end_says_where_the_model_is_and_why_training_stopped(encoder, labelled, tmp_path, capsys):
+    # So slow that no evaluation is better than the first.
+    changes = {"max_steps": 20, "eval_steps": 2, "learning_rate": 1e-9, "early_stopping_patience": 2}
+    result = classify.main(flags(tmp_path / "run", encoder, labelled, **changes))
+    last = capsys.readouterr().out.strip().splitlines()[-2]
+    assert str(result.model) in last and "step 2;" in last and "step 6 of 20" in last and "2 evaluations" in last
+
+
 def test_several_classes_of_a_pair_of_texts(encoder, tmp_path, capsys):
     """One class follows from the first text and one from the second, so both are read."""
     names = {"mail": "three", "net": "five"}
@@ -155,7 +240,7 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tagged, tmp_path, monkeypatch, ca
     }
     # The tag is the first letter's, and some of the words of two letters are seen in training.
     assert 0.5 < report["baselines"]["test"]["accuracy"] <= 1
-    assert report["settings"]["max_length"] == 64
+    assert report["identity"]["max_length"] == 64
 
 
 def test_answers_with_windows_and_none(encoder, asked, tmp_path):

@@ -54,6 +54,8 @@ def test_paths_that_do_not_exist_are_said_to_be_that(tmp_path, monkeypatch):
     write_csv(tmp_path / "data" / "reviews.csv", text_rows(8))
     with pytest.raises(FileNotFoundError, match="`data` is 'data/review.csv'"):
         rows_of("data/review.csv")
+    # Found before the training rows are read.
+    (tmp_path / "data" / "reviews.csv").write_text("no,csv\n1\n")
     with pytest.raises(FileNotFoundError, match="`test_data` is 'owner/rows.jsonl.gz'"):
         rows_of("data/reviews.csv", test_data="owner/rows.jsonl.gz")
 
@@ -155,13 +157,21 @@ def test_held_out_rows_that_are_trained_on_are_counted(capsys):
 ONES = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
 OTHERS = [{"text": "d", "label": "x"}, {"text": "e", "label": "y"}]
 HOT = [{"text": "a", "label": [1.0, 0.0]}, {"text": "b", "label": [0.0, 1.0]}]
+HOURS = [row | {"label": number} for row, number in zip(ONES, ("1", 2.5))]
 WRITTEN = [row | {"label": "['x', 'y']"} for row in ONES]
 TAGGED = tagged_rows(8)
 TAGGED_OTHERS = tagged_rows(2, seed=1)
 NUMBERED = [{"tokens": ["a", "b"], "tags": [0, 1]}, {"tokens": ["c"], "tags": [2]}]
 NAMES = ["O", "B-PER", "I-PER"]
 ASKED_ROWS, ASKED_OTHERS = asked_rows(4), asked_rows(4, seed=1)
-TABLES = {"classes": (ONES, OTHERS), "tags": (TAGGED, TAGGED_OTHERS), "answers": (ASKED_ROWS, ASKED_OTHERS)}
+PRICED = [{"text": "a", "price": 2}, {"text": "b", "price": "2.5"}]
+PRICED_OTHERS = [{"text": "c", "price": 3}]
+TABLES = {
+    "classes": (ONES, OTHERS),
+    "numbers": (PRICED, PRICED_OTHERS),
+    "tags": (TAGGED, TAGGED_OTHERS),
+    "answers": (ASKED_ROWS, ASKED_OTHERS),
+}
 
 
 def built(kind: str, settings: dict | None = None, **tables):
@@ -179,6 +189,10 @@ BAD_ROWS = [
     ("classes", {}, {"test": [{"text": "a", "label": None}]}, "test, row 0: 'label' is None.*`score_test`"),
     ("classes", {}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z'.*`score_test`"),
     ("classes", {}, {"train": ONES[:1]}, "one label, x"),
+    ("classes", {}, {"train": HOURS}, "'label' holds numbers with decimals, such as 2.5.*`regress`"),
+    ("classes", {"label_separator": ";", "class_weights": "balanced"}, {}, "`class_weights`"),
+    ("numbers", {}, {"train": [*PRICED, {"text": "e", "price": "12,5"}]}, "row 2: 'price' is '12,5'"),
+    ("numbers", {}, {"train": PRICED[:1]}, "All training rows have the number 2 in 'price'"),
     ("classes", {}, {"train": WRITTEN}, "'x', 'y'.*`label_separator`"),
     ("classes", {}, {"train": HOT, "validation": [HOT[0] | {"text": "c"}]}, "lists of 0.0 and 1.0"),
     ("tags", {}, {"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags"),
@@ -197,6 +211,28 @@ BAD_ROWS = [
 def test_bad_rows_are_named_before_training(kind, settings, tables, message):
     with pytest.raises(ValueError, match=message):
         built(kind, settings, **tables)
+
+
+def test_numbers_that_are_read_as_texts_are_said(capsys):
+    rows = [{"text": 7, "label": "x"}, *ONES]
+    built("classes", train=rows)
+    assert "1 of 3 training rows have a number in 'text', such as 7" in capsys.readouterr().out
+    # In a CSV file all cells are texts, and a text may be a number.
+    built("classes", train=[rows[0] | {"text": "7"}, *ONES])
+    assert "number" not in capsys.readouterr().out
+    built(
+        "classes",
+        {"text_columns": ["id"]},
+        train=[row | {"id": "12"} for row in ONES],
+        validation=[rows[0] | {"id": 3}],
+    )
+    assert "2 of 2 training rows have a number in 'id', such as 12" in capsys.readouterr().out
+    # Whole numbers may be the numbers of classes, also as pandas writes them beside missing cells.
+    assert built(
+        "classes",
+        train=[row | {"label": number} for row, number in zip(ONES, (1.0, 2.0))],
+        validation=[OTHERS[0] | {"label": 1.0}],
+    ).labels == ["1.0", "2.0"]
 
 
 def test_columns_are_guessed():
@@ -226,5 +262,5 @@ def test_answers_that_no_window_holds_are_counted(capsys):
         for context, answer in (("a b c", "a"), ("b " * 40, "b " * 39 + "b"))
     ]
     task = built("answers", {"stride": 4}, train=rows)
-    task.encode(small_tokenizer(), 16)
-    assert "train: 1 answers are whole in no window" in capsys.readouterr().out
+    task.encode(task.tables["train"], small_tokenizer(), 16)
+    assert "1 of 2 answers count as no answer" in capsys.readouterr().out

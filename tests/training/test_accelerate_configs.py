@@ -29,6 +29,7 @@ def load(path):
         for key in getattr(config, section):
             name = FSDP_NAMES.get(key.removeprefix("fsdp_"), key.removeprefix("fsdp_"))
             assert name in fields and hasattr(settings, key), f"{path.name}: Accelerate never reads {section}.{key}"
+    assert all(hasattr(settings, key) for key in config.dynamo_config)
     # Left out, these become "auto", which the Trainer fills in from its own arguments.
     assert not {"gradient_accumulation_steps", "gradient_clipping"} & set(config.deepspeed_config)
     return _validate_launch_command(settings)[0]
@@ -41,6 +42,9 @@ def test_every_file_starts_the_engine_of_its_name(path):
     assert (settings.use_fsdp, settings.use_deepspeed) == (fsdp, deepspeed)
     assert settings.multi_gpu == (settings.num_processes > 1 and not (fsdp or deepspeed))
     assert settings.num_processes == {"cpu": 1, "cpu_ddp": 2, "gpu": 1, "multi_node": 64}.get(path.stem, 8)
+    compiled = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True, "dynamo_use_dynamic": True}
+    compiled = compiled if path.stem in ("gpu", "ddp", "fsdp2") else {"dynamo_backend": "no"}
+    assert {name: getattr(settings, name) for name in compiled} == compiled
     # The recipe says which precision it wants; these engines want it from the launcher as well.
     assert settings.mixed_precision == ("bf16" if fsdp or deepspeed else "no")
 

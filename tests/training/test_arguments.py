@@ -1,5 +1,7 @@
 """Which settings count for the trained weights, which of Transformers' a recipe refuses, and what follows from some."""
 
+import math
+
 import pytest
 import torch
 from transformers import TrainingArguments
@@ -37,6 +39,28 @@ def test_what_changes_the_weights_counts(name, value):
 def test_settings_that_would_break_a_promise_are_refused(kind, name, value):
     with pytest.raises(ValueError, match=f"`{name}`"):
         kind("runs", use_cpu=True, **{name: value})
+
+
+@pytest.mark.parametrize("kind", [PretrainingArguments, EmbeddingArguments, FineTuningArguments, DistilArguments])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("learning_rate", math.nan),
+        ("learning_rate", -1e-3),
+        ("weight_decay", math.inf),
+        ("adam_beta2", 1.0),
+        ("per_device_train_batch_size", 0),
+        ("per_device_eval_batch_size", -1),
+        ("gradient_accumulation_steps", 0),
+        ("eval_steps", 0),
+        ("warmup_steps", -5),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused_in_one_place(kind, name, value):
+    with pytest.raises(ValueError, match=f"^`{name}` is") as error:
+        kind("runs", use_cpu=True, **{name: value})
+    # A message of Transformers would come with a traceback.
+    assert str(error.traceback[-1].path).endswith("neobert_hf/common/settings.py")
 
 
 @pytest.mark.parametrize("kind", [PretrainingArguments, EmbeddingArguments, FineTuningArguments])

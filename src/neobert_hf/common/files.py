@@ -3,8 +3,10 @@
 A folder can be locked, so that one process writes it at a time.
 """
 
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,14 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 from fsspec.core import url_to_fs
+
+
+# The names under which files and folders are written; `replace_folder` adds `old`.
+PARTIAL = re.compile(r".+\.\d+(\.old)?\.partial")
+# What the libraries that write say of a full disk, a quota or a limit of the system: not all raise an OSError.
+NO_ROOM = re.compile(
+    r"no space left|disk quota|file too large|os error (28|122|27)\b|file write failed|unexpected pos", re.IGNORECASE
+)
 
 
 class FolderInUse(OSError):
@@ -54,11 +64,29 @@ def atomic_write(path: Path) -> Iterator[Path]:
     # Of two processes that write the same file, each has its own: the name has the process id.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        yield partial
-        os.replace(partial, path)
+        with saying_if_full(path):
+            yield partial
+            os.replace(partial, path)
     except BaseException:
         remove(partial)
         raise
+
+
+@contextmanager
+def saying_if_full(path: Path) -> Iterator[None]:
+    """Raise an OSError that names the path if the block fails since there is no room on the disk."""
+    try:
+        yield
+    except Exception as error:
+        if not NO_ROOM.search(str(error)):
+            raise
+        raise OSError(errno.ENOSPC, f"{path} could not be written: the disk is full. Make room on it") from error
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what killed processes have left half-written in a folder, which must be ours and locked."""
+    for path in [path for path in folder.rglob("*.partial") if PARTIAL.fullmatch(path.name)]:
+        remove(path)
 
 
 def absolute(path: str) -> str:
@@ -104,8 +132,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     partial = partial_folder(folder)
     partial.mkdir(parents=True)
     try:
-        yield partial
-        replace_folder(partial, folder)
+        with saying_if_full(folder):
+            yield partial
+            replace_folder(partial, folder)
     finally:
         remove(partial)
 

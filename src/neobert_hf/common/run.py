@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from neobert_hf.common.files import folder_lock, write_json
+from neobert_hf.common.files import folder_lock, remove_partials, write_json
 
 
 # The mark of an output folder: `{"recipe": "pretrain"}`. It is written before anything else.
@@ -48,7 +48,8 @@ def output_folder(
     """Keep a folder for one run while the block runs; see `check_inputs`, `folder_lock` and `mark_folder`."""
     check_inputs(folder, writes, inputs, sources, setting)
     with folder_lock(folder):
-        mark_folder(folder, recipe, writes, setting)
+        if mark_folder(folder, recipe, writes, setting):
+            remove_partials(Path(folder))
         try:
             yield
         finally:
@@ -98,8 +99,11 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting: str = "output_dir") -> None:
+def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting: str = "output_dir") -> bool:
     """Mark a folder as the output of a recipe. It need not exist, and may have the mark already.
+
+    Returns:
+        Whether it had the mark.
 
     Raises:
         ValueError: if the folder is the output of another recipe, or has no mark and holds one of the names that the
@@ -111,7 +115,7 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
     # Listed before the mark is looked for: another process of this recipe may be starting.
     found = sorted(path.name for path in folder.glob("*") if _matches(path.name, writes))
     marker = folder / MARKER
-    if marker.exists():
+    if marked := marker.exists():
         other = json.loads(marker.read_text(encoding="utf-8"))["recipe"]
         if other != recipe:
             raise ValueError(f"{folder} is the output of {other}: choose another `{setting}` for {recipe}.")
@@ -122,6 +126,7 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(marker, {"recipe": recipe})
+    return marked
 
 
 # The identity

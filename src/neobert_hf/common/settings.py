@@ -10,12 +10,15 @@
 import difflib
 import inspect
 import json
+import math
 import os
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from itertools import takewhile
+from numbers import Real
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -54,6 +57,10 @@ class SettingsParser(HfArgumentParser):
             # A switch has a second action, `--no_...`, behind its own.
             if action.dest in self.hints and action.dest not in self.settings:
                 self.settings[action.dest] = action
+        for name, action in self.settings.items():
+            # `--subset null` is no value, as in a YAML file, and not a subset of that name.
+            if type(None) in get_args(self.hints[name]) and action.nargs != "+" and not action.choices:
+                action.type = partial(_value_or_none, read=action.type or str)
 
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
@@ -71,11 +78,15 @@ class SettingsParser(HfArgumentParser):
         return given
 
 
+def _value_or_none(text: str, read: Callable[[str], Any]) -> Any:
+    return None if text == "null" else read(text)
+
+
 def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """Fill dataclasses: their defaults, then `--config FILE.yaml`, then the other flags.
 
-    A file holds one `name: value` per line; `null` stands for no value. It may begin with `extends: OTHER.yaml`, whose
-    values it overrides.
+    A file holds one `name: value` per line; `null` stands for no value, as it does for a flag. It may begin with
+    `extends: OTHER.yaml`, whose values it overrides.
 
     Args:
         kinds: as for `transformers.HfArgumentParser`; `TrainingArguments` is one. If one has a setting `config`, there
@@ -133,7 +144,8 @@ def settings_of_keywords(kinds: Sequence[type], given: dict[str, Any], recipe: s
     file = given.get("config") if "config" not in known else None
     given = {name: value for name, value in given.items() if name in known}
     values = SettingsParser(kinds).read_config(str(file)) if file else {}
-    values |= {name: _as_declared(known[name], value) for name, value in given.items()}
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    values |= {name: _as_declared(hints[name], value) for name, value in given.items()}
     if missing := [name for name, setting in known.items() if _is_needed(setting) and name not in values]:
         raise TypeError(f"{recipe}() needs {' and '.join(f'`{name}`' for name in missing)}.")
     of_kinds = ({one.name for one in fields(kind)} for kind in kinds)
@@ -142,15 +154,49 @@ def settings_of_keywords(kinds: Sequence[type], given: dict[str, Any], recipe: s
     )
 
 
+# The ranges of numbers, by the words with which a message names them.
+RANGES = {
+    "a number": math.isfinite,
+    "0 or more": lambda number: number >= 0,
+    "above 0": lambda number: number > 0,
+    "1 or more": lambda number: number >= 1,
+    "0 or more and below 1": lambda number: 0 <= number < 1,
+    "above 0 and below 1": lambda number: 0 < number < 1,
+}
+
+
+def check_numbers(settings: Any, ranges: dict[str, str]) -> None:
+    """Refuse numbers that are not in their range. None is no number, and of a list each item is looked at.
+
+    Args:
+        settings: a dataclass.
+        ranges: one of the names in `RANGES` for each setting.
+
+    Raises:
+        ValueError: naming the setting and its range.
+
+    Example:
+        `check_numbers(self, {"temperature": "above 0", "mini_batch_size": "1 or more"})`
+    """
+    for name, range_ in ranges.items():
+        value = getattr(settings, name)
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            is_number = isinstance(number, Real) and math.isfinite(number)
+            if number is not None and not (is_number and RANGES[range_](number)):
+                raise ValueError(f"`{name}` is {value!r}; it must be {range_}.")
+
+
 def _is_needed(setting: Field) -> bool:
     return setting.default is MISSING and setting.default_factory is MISSING
 
 
-def _as_declared(setting: Field, value: Any) -> Any:
-    """A path as text, and one value of a setting that takes several as a list of it, as a command line has them."""
-    value = str(value) if isinstance(value, Path) else value
-    several = get_origin(setting.type) is list and not isinstance(value, (list, tuple))
-    return [value] if several and value is not None else value
+def _as_declared(hint: Any, value: Any) -> Any:
+    """Paths as texts, and one value of a setting that takes several as a list of it, as a command line has them."""
+    takes_several = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
+    if value is None or not takes_several:
+        return str(value) if isinstance(value, Path) else value
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [str(one) if isinstance(one, Path) else one for one in values]
 
 
 def help_text(kinds: Sequence[type], everything: bool = False) -> str:

@@ -153,8 +153,23 @@ def tokens_read(model: PreTrainedModel, *limits: int | None) -> int | None:
     return min([limit for limit in (*limits, *left) if limit is not None], default=None)
 
 
-def length_to_cut_at(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
-    """`wanted` tokens, or the limit of the model or its tokenizer if that is lower; a message is printed then."""
+def length_to_cut_at(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wanted: int, pairs: bool = False
+) -> int:
+    """`wanted` tokens, or the limit of the model or its tokenizer if that is lower; a message is printed then.
+
+    Args:
+        pairs: whether inputs are pairs of texts.
+
+    Raises:
+        ValueError: if nothing of a text would be left between the special tokens.
+    """
+    special = tokenizer.num_special_tokens_to_add(pairs)
+    if wanted < special + 1 + pairs:
+        raise ValueError(
+            f"`max_length` is {wanted}, and the special tokens of {'a pair' if pairs else 'a text'} take {special}: "
+            "nothing of it would be left. Set a larger one."
+        )
     positions = getattr(model.config, "max_position_embeddings", None)
     length = tokens_read(model, wanted, tokenizer.model_max_length, positions)
     if length < wanted:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.contextual.clusters import add_clusters
 from neobert_hf.contextual.model import build_contextual_encoder
 from neobert_hf.contextual.training import ContextualLoss, ContextualRetrievalEvaluator, ContextualTrainer
@@ -43,6 +44,12 @@ class ContextualSettings(PairSettings):
             "document's score minus this (ours; the paper does not say); if unset, all documents are used"
         },
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        ranges = {"temperature": "above 0", "mini_batch_size": "1 or more", "context_size": "1 or more"}
+        ranges |= {"context_dropout": "0 or more and below 1", "soft_prompts": "0 or more"}
+        check_numbers(self, ranges | {"text_position": "0 or more", "false_negative_margin": "a number"})
 
     @property
     def context(self) -> dict[str, float]:

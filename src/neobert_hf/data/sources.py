@@ -49,6 +49,12 @@ def name_of(source: Source) -> str:
     return TABLE if is_table(source) else str(source)
 
 
+def list_of(sources: Any) -> list[Source]:
+    """One source or several as a list; a list of dictionaries is one source, a table."""
+    several = isinstance(sources, (list, tuple)) and not any(isinstance(one, Mapping) for one in sources)
+    return list(sources) if several else [sources]
+
+
 def as_dataset(table: Source) -> Dataset:
     """A table in memory as a `Dataset`; a missing cell of a DataFrame, such as NaN, is None.
 

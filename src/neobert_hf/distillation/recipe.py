@@ -4,7 +4,7 @@ from transformers import set_seed
 
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.distillation.student import StudentSettings, build_student, load_student
+from neobert_hf.distillation.student import StudentSettings, build_student, check_vocabulary, load_student
 from neobert_hf.distillation.teacher import checksum_of, choose_texts, compute_targets, load_teacher
 from neobert_hf.distillation.trainer import DistilArguments, DistilSettings, DistilTrainer
 from neobert_hf.embeddings.models import check_trained
@@ -40,6 +40,7 @@ def distil(settings: DistilSettings, student_settings: StudentSettings, argument
 
         # 3. The teacher, and the model that the student begins as if one is named
         teacher = load_teacher(settings.teacher, arguments.device)
+        check_vocabulary(student_settings, teacher)
         start = load_student(student_settings, teacher)
 
         # 4. The teacher's token states and vectors of these texts

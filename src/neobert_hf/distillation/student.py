@@ -36,6 +36,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.tokenizer import INPUTS
 from neobert_hf.distillation.teacher import Targets, states_alone
@@ -77,6 +78,13 @@ class StudentSettings:
     hidden_size: int = field(default=384, metadata={"help": "width of the student"})
     num_attention_heads: int = field(default=6, metadata={"help": "must divide the width"})
     intermediate_size: int = field(default=1152, metadata={"help": "width of the MLP; SwiGLU uses two thirds of it"})
+
+    def __post_init__(self):
+        ranges = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size"), "1 or more")
+        check_numbers(self, ranges | {"num_hidden_layers": "0 or more", "layers": "0 or more"})
+        if self.student is None:
+            # Refuses a width that does not fit.
+            NeoBERTConfig(**self.sizes())
 
     def sizes(self) -> dict[str, int]:
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -213,19 +221,21 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(tokenizer.get_vocab().values())
 
 
+def check_vocabulary(settings: StudentSettings, teacher: SentenceTransformer) -> None:
+    """Refuse to leave out entries of a tokenizer other than WordPiece: it would cut the words of the texts differently."""
+    kind = json.loads(teacher.tokenizer.backend_tokenizer.to_str())["model"]["type"]
+    if settings.student is None and settings.vocabulary == "used" and kind != "WordPiece":
+        raise ValueError(
+            f"`vocabulary` is 'used', but the teacher's tokenizer is of the kind {kind}; only WordPiece can lose "
+            "entries. Set it to 'teacher'."
+        )
+
+
 def used_entries(teacher: SentenceTransformer, targets: Targets) -> list[int]:
     """The ids that occur in texts, those of special tokens, and those of single characters, by which a WordPiece
     tokenizer spells words that it does not know.
-
-    Raises:
-        ValueError: if the tokenizer is of another kind, which would cut the words of the texts differently.
     """
     written = json.loads(teacher.tokenizer.backend_tokenizer.to_str())
-    if written["model"]["type"] != "WordPiece":
-        raise ValueError(
-            f"`vocabulary` is 'used', but the teacher's tokenizer is of the kind {written['model']['type']}; only "
-            "WordPiece can lose entries. Set it to 'teacher'."
-        )
     used = {token["id"] for token in written["added_tokens"]}
     used |= {number for word, number in written["model"]["vocab"].items() if len(word.removeprefix("##")) == 1}
     return sorted(used.union(*(file["ids"].unique().tolist() for file in targets.files)))

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import batch_to_device
+from tqdm.auto import tqdm
 from xxhash import xxh3_64_intdigest
 
 from neobert_hf.common.files import atomic_write
@@ -187,7 +188,7 @@ def compute_targets(teacher: SentenceTransformer, fingerprint: str, texts: list[
         fingerprint: of the teacher. A file of another teacher or of other texts is written anew.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    files, bar = [], tqdm(total=len(texts), unit=" texts", desc="the teacher reads")
     for start in range(0, len(texts), TEXTS_OF_FILE):
         file = folder / f"{start // TEXTS_OF_FILE:05}.safetensors"
         part = texts[start : start + TEXTS_OF_FILE]
@@ -196,16 +197,20 @@ def compute_targets(teacher: SentenceTransformer, fingerprint: str, texts: list[
         if file.exists():
             with safe_open(file, framework="pt") as opened:
                 stored = opened.metadata()
-        if stored != identity:
+        if stored == identity:
+            # Without this, the time left would be that of a teacher who reads such texts in no time.
+            bar.initial += len(part)
+            bar.update(len(part))
+        else:
             with atomic_write(file) as partial:
-                save_file(_read(teacher, part), partial, metadata=identity)
-            print(f"teacher: {start + len(part):,} of {len(texts):,} texts", flush=True)
+                save_file(_read(teacher, part, bar), partial, metadata=identity)
         files.append(load_file(file))
+    bar.close()
     return Targets(texts, files)
 
 
 @torch.inference_mode()
-def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Tensor]:
+def _read(teacher: SentenceTransformer, texts: list[Text], bar: tqdm) -> dict[str, torch.Tensor]:
     """The tensors of a file, see `Targets`."""
     found: list[tuple] = [()] * len(texts)
     for kind in ("query", "document"):
@@ -223,6 +228,7 @@ def _read(teacher: SentenceTransformer, texts: list[Text]) -> dict[str, torch.Te
             lengths = mask.sum(1).tolist()
             for row, *tensors in zip(batch, ids.split(lengths), states.split(lengths), vectors):
                 found[row] = tuple(tensors)
+            bar.update(len(batch))
     ids, states, vectors = zip(*found)
     lengths = torch.tensor([len(each) for each in ids], dtype=torch.int32)
     return {"ids": torch.cat(ids), "lengths": lengths, "states": torch.cat(states), "vectors": torch.stack(vectors)}

@@ -1,6 +1,5 @@
 """Training of a student: the settings, the batches, three learning rates, and the model card."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +10,9 @@ from transformers import TrainingArguments
 
 from neobert_hf.common.files import atomic_folder, write_json, write_text
 from neobert_hf.common.recipe import Result
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.data.sources import list_of
 from neobert_hf.distillation.student import Student, cosine_to_teacher
 from neobert_hf.distillation.teacher import Targets, fast_bfloat16
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
@@ -44,9 +45,8 @@ class DistilSettings:
     embedding_learning_rate: float = field(default=1.5e-4, metadata={"help": "peak value, for the embeddings"})
 
     def __post_init__(self):
-        if any(isinstance(source, Mapping) for source in self.texts):
-            # Its items are the rows of one table in memory.
-            self.texts = [self.texts]
+        self.texts = list_of(self.texts)
+        check_numbers(self, {"passages": "1 or more", "embedding_learning_rate": "0 or more"})
 
 
 @dataclass
@@ -106,7 +106,7 @@ A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its tea
 an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
 that it did not learn from.
 
-It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with examples/distil.py of neobert_hf. The licences
+It learned {texts:,} texts, {tokens:,} tokens, in {steps:,} steps, with `distil` of neobert_hf. The licences
 of teacher and texts apply.
 """
 
@@ -188,7 +188,7 @@ class DistilTrainer(ResumableTrainer):
         with atomic_folder(output / "model") as partial:
             model.eval().save_pretrained(str(partial), create_model_card=False)
             write_text(partial / "README.md", card)
-        write_json(output / "log.json", self.state.log_history)
+        write_json(output / "log.json", self.log_without_timings())
         measured = [entry["eval_cosine"] for entry in self.state.log_history if "eval_cosine" in entry]
         before = {"cosine": measured[0]} if measured else {}
         words = f" ({measured[0]:.4f} before training)" if measured else ""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 
@@ -53,6 +54,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     save_total_limit: int | None = field(default=2, metadata={"help": "number of complete checkpoints to keep"})
 
     def __post_init__(self):
+        check_numbers(self, {"max_steps": "1 or more"})
         fix(self, FIXED, UNUSED)
         follow_hardware(self)
         super().__post_init__()
@@ -99,8 +101,8 @@ class PairSettings:
     def __post_init__(self):
         if self.pairs is None and self.datasets is None:
             raise ValueError("There is nothing to train on: give a table as `pairs`, or a YAML file as `datasets`.")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"`held_out` is {self.held_out}; it is a share from 0 to below 1.")
+        ranges = {"held_out": "0 or more and below 1", "max_length": "1 or more", "max_negatives": "0 or more"}
+        check_numbers(self, ranges | {"alpha": "a number"})
 
     def models(self) -> dict[str, str]:
         """The models that the run reads, by the name of their setting."""

@@ -34,14 +34,14 @@ class FullBatchSampler(NoDuplicatesBatchSampler):
     def __init__(self, pairs: Dataset, batch_size: int, seed: int):
         # Without the hard negatives: two rows that have none would count as having a text in common.
         texts = pairs.select_columns(["query", "positive"])
-        # With `drop_last=True`, `__iter__` would not see the first batch that is not full.
+        # With `drop_last=True`, `_iter_one_pass` would not see the first batch that is not full.
         super().__init__(texts, batch_size, drop_last=False, generator=torch.Generator(), seed=seed)
 
     def __len__(self) -> int:
         return len(self.dataset) // self.batch_size
 
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from takewhile(lambda rows: len(rows) == self.batch_size, super().__iter__())
+    def _iter_one_pass(self, *functions) -> Iterator[list[int]]:
+        yield from takewhile(lambda rows: len(rows) == self.batch_size, super()._iter_one_pass(*functions))
 
 
 class MixtureBatchSampler(MultiDatasetDefaultBatchSampler):

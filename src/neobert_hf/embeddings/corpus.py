@@ -12,18 +12,22 @@ import pyarrow as pa
 import torch
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf.common.files import absolute
+from neobert_hf.common.files import absolute, write_parquet
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, identity_of, mark_folder
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, sizes_of
+from neobert_hf.data.sources import Source, as_dataset, is_table, list_of
 from neobert_hf.embeddings.models import check_finite, load_embedding_model
 
 
 # Texts are sorted by length among those of so many batches. The sets begin at the same rows of a file whatever the size
 # of the parts, so that vectors are the same to the bit: a product of matrices rounds a row by the rows beside it.
 SORTED_BATCHES = 32
+# What is written to `output_dir`.
+WRITES = ("part-*", "table-*.parquet")
 
 
 @dataclass
@@ -36,6 +40,9 @@ class CorpusSettings:
     max_length: int | None = field(default=None, metadata={"help": "tokens; the model's own limit if unset"})
     batch_size: int = field(default=32, metadata={"help": "texts computed at a time; padding is not computed"})
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the encoder"})
+
+    def __post_init__(self):
+        check_numbers(self, {"batch_size": "1 or more", "max_length": "1 or more"})
 
     @property
     def sorted_rows(self) -> int:
@@ -56,6 +63,10 @@ class EmbedSettings:
     ray: str | None = field(default=None, metadata={"help": "auto, or the address of a Ray cluster"})
     gpus: bool = field(default=False, metadata={"help": "with ray: each worker has a GPU"})
 
+    def __post_init__(self):
+        self.source = list_of(self.source)
+        check_numbers(self, {"rows_per_part": "1 or more", "workers": "1 or more"})
+
 
 @recipe
 def embed(settings: EmbedSettings, corpus: CorpusSettings) -> Result:
@@ -67,13 +78,16 @@ def embed(settings: EmbedSettings, corpus: CorpusSettings) -> Result:
     Returns:
         The folder or URL of the vectors as `output`.
     """
-    # 1. A plan of parts
-    if "://" not in settings.output_dir:
-        check_inputs(settings.output_dir, ["part-*"], {"model": corpus.model}, {"source": settings.source})
+    # 1. A plan of parts; workers read a table in memory from a file beside the vectors
     check_model_exists(corpus.model, "model")
-    plan = plan_parts(settings.source, math.ceil(settings.rows_per_part / corpus.sorted_rows) * corpus.sorted_rows)
     if "://" not in settings.output_dir:
-        mark_folder(settings.output_dir, "embed", ["part-*"])
+        check_inputs(settings.output_dir, WRITES, {"model": corpus.model}, {"source": settings.source})
+        mark_folder(settings.output_dir, "embed", WRITES)
+    sources = [
+        write_table(source, Path(settings.output_dir, f"table-{number}.parquet")) if is_table(source) else source
+        for number, source in enumerate(settings.source)
+    ]
+    plan = plan_parts(sources, math.ceil(settings.rows_per_part / corpus.sorted_rows) * corpus.sorted_rows)
     if Path(corpus.model).is_dir():
         # Workers may run in other folders.
         corpus.model = absolute(corpus.model)
@@ -85,6 +99,12 @@ def embed(settings: EmbedSettings, corpus: CorpusSettings) -> Result:
     rows = sum(record["rows"] for record in records)
     print(f"{rows:,} vectors of {records[0]['dimensions']} numbers in {settings.output_dir}", flush=True)
     return Result(output=settings.output_dir)
+
+
+def write_table(table: Source, file: Path) -> str:
+    """Store a table in memory, and return the path."""
+    write_parquet(file, as_dataset(table))
+    return str(file)
 
 
 @cache

@@ -6,7 +6,7 @@ rows become `query`, `positive` and `negatives`, a list of any length.
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -222,8 +222,12 @@ def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset
     if name in ("query", "document", "passage", "corpus"):
         # The model keeps a prompt under each dataset's name.
         raise ValueError(f"{where}: this is the name of another prompt; give the dataset another name.")
-    keys = ("instruction", "document_instruction", "batch_size", "default")
     table = dict(check_mapping(where, entry))
+    keys = [key for key in ("instruction", "document_instruction", "batch_size", "default") if key not in given]
+    of_table = [each.name for each in fields(PairTable)]
+    for key in table:
+        if key not in (known := [*of_table, *keys, "parts"]):
+            raise ValueError(f"{where} has the unknown key {key!r}{nearest(str(key), known)}")
     of_dataset = {key: table.pop(key) for key in keys if key in table}
     # What stands beside `parts` is the same for all of them.
     entries = [table | check_mapping(where, part) for part in table.pop("parts", None) or [{}]]

@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from torch import nn
 
 from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.embeddings.arguments import EmbeddingArguments, MiningSettings
 from neobert_hf.embeddings.datasets import TrainingData
 from neobert_hf.embeddings.mining import add_mined_negatives
@@ -51,6 +52,8 @@ class DenseSettings(LoraArguments, MiningSettings):
     def __post_init__(self):
         MiningSettings.__post_init__(self)
         LoraArguments.__post_init__(self)
+        ranges = dict.fromkeys(("mini_batch_size", "matryoshka_dims", "negatives"), "1 or more")
+        check_numbers(self, ranges | {"temperature": "above 0"})
         if (self.miner is None) != (self.negatives is None):
             raise ValueError(
                 f"`miner` is {self.miner!r} and `negatives` is {self.negatives}: set both, or leave both out."
@@ -111,6 +114,11 @@ def info_nce_loss(
         loss = plain(encoder, scale=1 / settings.temperature, **cached)
     if settings.matryoshka_dims:
         size = encoder.get_embedding_dimension()
+        if max(settings.matryoshka_dims) > size:
+            raise ValueError(
+                f"`matryoshka_dims` is {settings.matryoshka_dims}, but the embeddings have {size} numbers; "
+                "a prefix is shorter."
+            )
         loss = MatryoshkaLoss(encoder, loss, sorted({size, *settings.matryoshka_dims}, reverse=True))
     return loss
 

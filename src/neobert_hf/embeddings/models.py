@@ -90,6 +90,8 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_plain(model, path)
     model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+    if max_length <= (special := model.tokenizer.num_special_tokens_to_add()):
+        raise ValueError(f"`max_length` is {max_length}, and {special} tokens of each text are special ones: set more.")
     if not isinstance(model, CrossEncoder):
         # Sentence Transformers chooses a default when an evaluation first asks, and saves it only from then on.
         model.similarity_fn_name = model.similarity_fn_name
@@ -124,7 +126,7 @@ def check_trained(path: str, setting: str, trust_remote_code: bool = False) -> N
     if dense_kind_of(path, trust_remote_code, setting) is None:
         raise ValueError(
             f"`{setting}` is {path}, which is no embedding model: it has no modules.json, which names a pooling. Train "
-            "it on pairs with examples/finetune_embeddings.py first, or name an embedding model on the Hub."
+            "it on pairs with `finetune_embeddings` first, or name an embedding model on the Hub."
         )
 
 

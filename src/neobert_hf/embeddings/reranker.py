@@ -9,6 +9,7 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from torch import tensor
 
 from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.embeddings.arguments import EmbeddingArguments, MiningSettings
 from neobert_hf.embeddings.datasets import TrainingData, positives_of_queries
 from neobert_hf.embeddings.mining import add_mined_negatives
@@ -30,6 +31,7 @@ class RerankerSettings(LoraArguments, MiningSettings):
     def __post_init__(self):
         MiningSettings.__post_init__(self)
         LoraArguments.__post_init__(self)
+        check_numbers(self, {"negatives": "1 or more"})
 
 
 @recipe

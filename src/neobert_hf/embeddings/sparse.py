@@ -6,6 +6,7 @@ from sentence_transformers.sparse_encoder.evaluation import SparseInformationRet
 from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
 from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.embeddings.arguments import EmbeddingArguments, PairSettings
 from neobert_hf.embeddings.models import build_sparse_encoder
 from neobert_hf.embeddings.recipe import prepare_training, retrieval_evaluator
@@ -18,6 +19,10 @@ class SparseSettings(PairSettings):
 
     query_weight: float = field(default=5e-5, metadata={"help": "weight of the FLOPS regulariser of queries"})
     document_weight: float = field(default=3e-5, metadata={"help": "weight of the FLOPS regulariser of documents"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_numbers(self, {"query_weight": "0 or more", "document_weight": "0 or more"})
 
 
 @recipe

@@ -22,6 +22,7 @@ from datasets import Dataset, DatasetDict
 
 from neobert_hf.common.files import write_parquet
 from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.rows import is_empty
 from neobert_hf.data.sources import name_of, stream_text
@@ -63,6 +64,7 @@ class TextPairSettings:
     )
 
     def __post_init__(self):
+        check_numbers(self, {"held_out": "0 or more and below 1"})
         unknown = [kind for kind in self.kinds if kind not in MAKERS]
         if unknown or not self.kinds:
             raise ValueError(f"`kinds` is {self.kinds}; it must name some of {', '.join(MAKERS)}.")

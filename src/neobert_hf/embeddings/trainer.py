@@ -1,5 +1,8 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets, and resuming from complete checkpoints only."""
 
+import re
+from typing import Any
+
 import torch
 from datasets import DatasetDict
 from sentence_transformers import (
@@ -12,6 +15,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.evaluation import BaseEvaluator, SequentialEvaluator
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.model_card import BaseModelCardCallback
 from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.trainer_utils import IntervalStrategy
 
@@ -29,8 +33,11 @@ from neobert_hf.embeddings.batches import (
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.recipe import PairTraining
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, merge_adapters
-from neobert_hf.training.fine_tuning import TIMINGS
-from neobert_hf.training.trainer import ResumableTrainer
+from neobert_hf.training.trainer import ResumableTrainer, is_measured
+
+
+# Endings of the metrics that the end of a run and the model card name first, one of each evaluator.
+MAIN_METRICS = ("ndcg@10", "spearman_cosine")
 
 
 class MixtureTrainer(ResumableTrainer):
@@ -123,37 +130,63 @@ class MixtureTrainer(ResumableTrainer):
             print(self.describe(), flush=True)
         self.train_to_the_end()
         # After the last step, unless `eval_steps` has done so.
-        evaluated = {entry["step"] for entry in self.state.log_history if "eval_runtime" in entry}
-        if self.evaluator is not None and self.args.max_steps not in evaluated:
+        if self.evaluator is not None and not self.scores_after(self.args.max_steps):
             self.evaluate()
         if self.has_adapters:
             merge_adapters(self.model.transformers_model)
         self.save_whole(output / "model")
         if self.is_world_process_zero():
-            write_json(output / "log.json", self.state.log_history)
+            write_json(output / "log.json", self.log_without_timings())
             print(f"{output / 'model'}{self.describe_scores()}; the log is {output / 'log.json'}", flush=True)
         return Result(output / "model", self.scores_after(self.args.max_steps), before=self.scores_after(0))
 
     def scores_after(self, step: int) -> dict[str, float]:
         """The metrics of the evaluation after this step, by name; empty if there was none."""
-        found = [entry for entry in self.state.log_history if entry["step"] == step and "eval_runtime" in entry]
-        metrics = found[-1].items() if found else ()
-        return {
-            name.removeprefix("eval_"): value
-            for name, value in metrics
-            if name.startswith("eval_") and not name.endswith(TIMINGS)
-        }
+        found = [
+            scores for entry in self.state.log_history if entry["step"] == step and (scores := self.scores_of(entry))
+        ]
+        return found[-1] if found else {}
+
+    @staticmethod
+    def scores_of(entry: dict[str, float]) -> dict[str, float]:
+        """The metrics in an entry of the log that is of an evaluation; empty if it is of something else."""
+        names = [name for name in entry if is_measured(name) and name != "loss"]
+        # In an order of their own, since that of entries that were read from a checkpoint is another one; 5 before 10.
+        names.sort(key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+        return {name.removeprefix("eval_"): entry[name] for name in names}
 
     def describe_scores(self) -> str:
-        """The main metric of each evaluation at the end, and before training."""
+        """The main metrics at the end, and before training."""
         scores, before = self.scores_after(self.args.max_steps), self.scores_after(0)
-        several = self.evaluator.evaluators if isinstance(self.evaluator, SequentialEvaluator) else [self.evaluator]
-        names = [each.primary_metric for each in several if each is not None]
-        lines = [
-            f"{name} {scores[name]:.4f}" + (f" ({before[name]:.4f} before training)" if name in before else "")
-            for name in names
+        found = [
+            f"{name} {score:.4f}" + (f" ({before[name]:.4f} before training)" if name in before else "")
+            for name, score in scores.items()
+            if name.endswith(MAIN_METRICS)
         ]
-        return f": {', '.join(lines)}" if lines else ""
+        return f": {', '.join(found)}" if found else ""
+
+    def fill_card(self) -> None:
+        """Fill the model card from the log: a part of a run that was interrupted knows nothing of those before it."""
+        card, callbacks = self.model.model_card_data, self.callback_handler.callbacks
+        several = self.evaluator.evaluators if isinstance(self.evaluator, SequentialEvaluator) else [self.evaluator]
+        self.args.eval_on_start = self.evaluator is not None
+        (of_card,) = [callback for callback in callbacks if isinstance(callback, BaseModelCardCallback)]
+        of_card.on_train_begin(self.args, self.state, self.control, model=self.model)
+        # The times would be those of this part alone.
+        card._training_start_time, card.evaluation_duration = None, 0.0
+        card.training_logs, card.eval_results_dict = [], {}
+        for entry in self.state.log_history:
+            epoch, step = entry["epoch"], entry["step"]
+            if "loss" in entry:
+                card.training_logs.append({"Epoch": epoch, "Step": step, "Training Loss": entry["loss"]})
+            for evaluator in several if self.scores_of(entry) else ():
+                scores = {
+                    name: value
+                    for name, value in self.scores_of(entry).items()
+                    if name.startswith(f"{evaluator.name}_")
+                }
+                (evaluator.primary_metric,) = [name for name in scores if name.endswith(MAIN_METRICS)]
+                card.set_evaluation_metrics(evaluator, scores, epoch, step)
 
     def describe(self) -> str:
         """The datasets with their sizes, shares and batches, the model, the machine, and the start."""
@@ -179,7 +212,24 @@ class MixtureTrainer(ResumableTrainer):
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         # Transformers calls this on every process. Its own `_save` checks; that of Sentence Transformers does not.
         if self.args.should_save:
+            self.fill_card()
             super()._save(output_dir, state_dict)
+
+    def since_log(self) -> dict[str, Any]:
+        # Losses such as that of SPLADE log the parts that they are the sum of.
+        parts = {
+            name: self.accelerator.reduce(value.clone(), "sum")
+            for name, value in self.accum_loss_components["train"].items()
+        }
+        return super().since_log() | {"parts": {name: value.item() for name, value in parts.items()}}
+
+    def go_on_since_log(self, measured: dict[str, Any]) -> None:
+        super().go_on_since_log(measured)
+        # The log adds up those of all processes.
+        share = self.is_world_process_zero()
+        self.accum_loss_components["train"] = {
+            name: torch.tensor(value * share, device=self.args.device) for name, value in measured["parts"].items()
+        }
 
 
 class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):

@@ -195,9 +195,9 @@ class MLMTrainer(ResumableTrainer):
     @contextmanager
     def _clock_stopped(self):
         """Leave the time of evaluating and saving out of the training time."""
-        start = time.perf_counter()
+        self._stopped_at = time.perf_counter()
         yield
-        self._window_start += time.perf_counter() - start
+        self._window_start += time.perf_counter() - self._stopped_at
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Log what `measure` finds on each held-out folder; that of a second one is called `loss_2` and so on."""
@@ -234,6 +234,13 @@ class MLMTrainer(ResumableTrainer):
             "perplexity": math.exp(min(loss / labels, 100)),
             "accuracy": correct / labels,
         }
+
+    def since_log(self) -> dict:
+        return super().since_log() | {"counts": dict(self._window), "seconds": self._stopped_at - self._window_start}
+
+    def go_on_since_log(self, measured: dict) -> None:
+        super().go_on_since_log(measured)
+        self._window, self._window_start = Counter(measured["counts"]), time.perf_counter() - measured["seconds"]
 
     def cursor(self) -> dict:
         return self._sampler_at_this_step().cursor

@@ -95,8 +95,8 @@ def index(place: IndexSettings, embedding: EmbeddingSettings, source: SourceSett
     Returns:
         The index, as `output`, and in `scores` how many documents were embedded, unchanged, removed or left out.
     """
-    check_model_exists(embedding.model, "model")
     with place.kept(embedding, source), place.open() as database:
+        check_model_exists(embedding.model, "model")
         if database.identity is not None:
             embedding.check_like(place.index, database.identity)
 

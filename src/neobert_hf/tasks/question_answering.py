@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data import readers
 from neobert_hf.data.readers import Reader
-from neobert_hf.data.rows import Row
-from neobert_hf.tasks.recipe import Task, TaskSettings, train_on_task
-from neobert_hf.tasks.rows import Splits, parse_splits, read_splits
+from neobert_hf.data.rows import Row, is_empty
+from neobert_hf.tasks.pieces import first_with_piece, visible, windows_of_rows, with_marks
+from neobert_hf.tasks.recipe import train_on_task
+from neobert_hf.tasks.rows import Splits, parse_splits
+from neobert_hf.tasks.task import OwnTask, TaskSettings
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -32,6 +35,13 @@ class QuestionAnsweringSettings(TaskSettings):
     null_threshold: float = field(
         default=0.0, metadata={"help": "give no answer if 'no answer' scores this much more than the best answer"}
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.stride < self.max_length:
+            raise ValueError(
+                f"`stride` is {self.stride}, but windows of `max_length` {self.max_length} cannot share as much."
+            )
 
 
 def read_squad(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -68,16 +78,15 @@ def answer(settings: QuestionAnsweringSettings, arguments: FineTuningArguments) 
     Returns:
         The model's folder; `scores` and those of the `baseline`, by split and metric.
     """
-    return train_on_task(
-        lambda: QuestionAnswering(settings, read_splits(settings, READERS)), "answer", settings, arguments
-    )
+    return train_on_task("answer", QuestionAnswering, settings, arguments)
 
 
-class QuestionAnswering(Task):
+class QuestionAnswering(OwnTask):
     """See `Task`. The columns are `question`, `context`, and `texts` and `begins` of the right answers, if any."""
 
     kind = "question-answering"
     auto_class = AutoModelForQuestionAnswering
+    readers = READERS
 
     def __init__(self, settings: QuestionAnsweringSettings, splits: Splits):
         self.settings = settings
@@ -90,7 +99,7 @@ class QuestionAnswering(Task):
         self.none_allowed, self.mostly_none = not answered.all(), answered.mean() < 0.5
         self.baseline_name = "always no answer" if self.mostly_none else "the sentence most like the question"
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    def encode(self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Windows of question and text, with the answer's first and last token; (0, 0) if a window has no answer."""
         tokenizer.padding_side = "right"
         stride = self.settings.stride
@@ -114,41 +123,48 @@ class QuestionAnswering(Task):
                 return_overflowing_tokens=True,
                 return_offsets_mapping=True,
             )
-            rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+            offsets, of_rows = encoded.pop("offset_mapping"), windows_of_rows(encoded)
             columns = {"start_positions": [], "end_positions": [], "starts": [], "ends": [], "row": []}
-            for window, row in enumerate(rows):
-                first = last = None
+            for row, of_row in of_rows.items():
+                context, begin, end = batch["context"][row], None, None
                 if batch["texts"][row]:
-                    begin, text = batch["begins"][row][0], batch["texts"][row][0]
-                    first = encoded.char_to_token(window, begin, sequence_index=1)
-                    last = encoded.char_to_token(window, begin + len(text) - 1, sequence_index=1)
-                whole = first is not None and last is not None
-                columns["start_positions"].append(first if whole else 0)
-                columns["end_positions"].append(last if whole else 0)
-                # No answer begins or ends with a token outside the text, or with a space that is a token.
-                context, parts = batch["context"][row], encoded.sequence_ids(window)
-                usable = [part == 1 and context[slice(*span)].strip() for span, part in zip(offsets[window], parts)]
-                for name, side in (("starts", 0), ("ends", 1)):
-                    columns[name].append([span[side] if use else -1 for span, use in zip(offsets[window], usable)])
-                columns["row"].append(numbers[row])
+                    place, text = batch["begins"][row][0], batch["texts"][row][0]
+                    characters = range(place, place + len(text))
+                    # It may begin and end with characters that have no piece.
+                    begin = first_with_piece(encoded, of_row, characters, 1)
+                    end = first_with_piece(encoded, of_row, reversed(characters), 1)
+                for window in of_row:
+                    first = last = None
+                    if begin is not None:
+                        first, last = (encoded.char_to_token(window, each, 1) for each in (begin, end))
+                    whole = first is not None and last is not None
+                    columns["start_positions"].append(first if whole else 0)
+                    columns["end_positions"].append(last if whole else 0)
+                    # No answer begins or ends with a token outside the text, or with a space that is a token.
+                    spans = zip(offsets[window], encoded.sequence_ids(window))
+                    spans = [span if part == 1 and context[slice(*span)].strip() else None for span, part in spans]
+                    columns["starts"].append([-1 if span is None else span[0] for span in spans])
+                    columns["ends"].append([-1 if span is None else with_marks(context, span[1]) for span in spans])
+                    columns["row"].append(numbers[row])
+            del encoded["overflow_to_sample_mapping"]
             return {**encoded, **columns}
 
-        names = self.tables["train"].column_names
-        self.encoded = self.tables.map(
-            windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing"
-        )
-        for split, table in self.tables.items():
-            found = self.encoded[split]
-            whole = {row for row, last in zip(found["row"][:], found["end_positions"][:]) if last}
-            if cut := sum(map(bool, table["texts"][:])) - len(whole):
-                print(f"{split}: {cut:,} answers are whole in no window and count as no answer: raise `stride`.")
+        found = rows.map(windows, with_indices=True, batched=True, remove_columns=rows.column_names, desc="tokenizing")
+        whole = {row for row, last in zip(found["row"][:], found["end_positions"][:]) if last}
+        answered = [row for row, texts in enumerate(rows["texts"][:]) if texts]
+        if cut := [row for row in answered if row not in whole]:
+            print(
+                f"{len(cut):,} of {len(answered):,} answers count as no answer, such as that of "
+                f"{rows['place'][cut[0]]}: they are whole in no window. Raise `stride`."
+            )
+        return found
 
-    def predict(self, split: str, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
+    def predict(self, rows: Dataset, inputs: Dataset, logits: tuple[np.ndarray, np.ndarray]) -> list[str]:
         """For each question, the best answer of all its windows. An empty text means no answer."""
-        contexts, encoded = self.tables[split]["context"][:], self.encoded[split]
+        contexts = rows["context"][:]
         best = [("", -np.inf) for _ in contexts]
         nulls = np.full(len(contexts), np.inf)
-        columns = (encoded[name][:] for name in ("row", "starts", "ends"))
+        columns = (inputs[name][:] for name in ("row", "starts", "ends"))
         for row, starts, ends, start, end in zip(*columns, *logits):
             nulls[row] = min(nulls[row], start[0] + end[0])
             # Of each first and last token: whether both can be that, are in order and not too far apart.
@@ -161,22 +177,20 @@ class QuestionAnswering(Task):
         limit = self.settings.null_threshold if self.none_allowed else np.inf
         return ["" if null - score > limit else text for (text, score), null in zip(best, nulls)]
 
-    def baseline(self, split: str) -> list[str]:
+    def baseline(self, rows: Dataset) -> list[str]:
         """No answer, or the sentence that has the most words of the question."""
-        table = self.tables[split]
         if self.mostly_none:
-            return [""] * len(table)
-        return [most_similar_sentence(*pair) for pair in zip(table["question"][:], table["context"][:])]
+            return [""] * len(rows)
+        return [most_similar_sentence(*pair) for pair in zip(rows["question"][:], rows["context"][:])]
 
-    def metrics(self, split: str, found: list[str]) -> dict[str, float]:
-        return squad_scores(found, self.tables[split]["texts"][:])
+    def metrics(self, rows: Dataset, found: list[str]) -> dict[str, float]:
+        return squad_scores(found, rows["texts"][:])
 
-    def errors(self, split: str, found: list[str], logits: Any) -> list[tuple[float, str, str, str]]:
+    def errors(self, rows: Dataset, found: list[str], logits: Any) -> list[tuple[float, str, str, str]]:
         """What an answer lacks of an F1 of 1."""
-        table = self.tables[split]
         return [
             (1 - answer_scores(text, right)[1], right[0] if right else "none", text or "none", question)
-            for question, right, text in zip(table["question"][:], table["texts"][:], found)
+            for question, right, text in zip(rows["question"][:], rows["texts"][:], found)
         ]
 
 
@@ -184,7 +198,7 @@ def parse_question(row: Row) -> dict[str, Any]:
     """The columns of a row, with its answers in one format, each checked against its text."""
     context, texts, begins = row.text("context"), [], []
     for text, begin in _answers(row):
-        if not isinstance(text, str) or not text.strip() or not isinstance(begin, int):
+        if not isinstance(text, str) or is_empty(text) or not isinstance(begin, int):
             raise ValueError(f"{row.place}: an answer is {text!r} at {begin!r}; it must be a text at a number.")
         if begin < 0 or context[begin : begin + len(text)] != text:
             place = context.find(text)
@@ -220,8 +234,11 @@ def most_similar_sentence(question: str, context: str) -> str:
 
 
 def normal_answer(text: str) -> list[str]:
-    """The words of an answer as SQuAD compares them: lower case, without punctuation and articles."""
-    text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    """The words of an answer as SQuAD compares them: lower case, without punctuation and articles.
+
+    Two answers that look the same are the same.
+    """
+    text = "".join(letter for letter in visible(text).lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 

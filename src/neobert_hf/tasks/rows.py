@@ -36,12 +36,20 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
         ValueError: if a file cannot be read, or a split is empty.
     """
     splits: Splits = {}
+    given = {split: getattr(settings, f"{split}_data") for split in ("validation", "test")}
+    given = {split: source for split, source in given.items() if source is not None}
+    # Before the training rows are read, which may take minutes.
+    for split, source in given.items():
+        if not is_table(source) and not is_local(source):
+            check_exists(source, f"{split}_data")
     folder = None if is_table(settings.data) else Path(settings.data).expanduser()
     if folder is None:
-        tables = settings.data if isinstance(settings.data, DatasetDict) else {"train": settings.data}
+        tables = settings.data if isinstance(settings.data, Mapping) else {"train": settings.data}
         for split, names in SPLITS.items():
             if name := next((name for name in names if name in tables), None):
                 splits[split] = list(read_rows(tables[name], readers=readers))
+        if "train" not in splits:
+            raise ValueError(f"`data` has no table 'train', only {', '.join(map(repr, tables))}.")
     elif folder.is_dir():
         check_local(settings.data, settings.subset, "train")
         for split, names in SPLITS.items():
@@ -49,7 +57,7 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
                 splits[split] = [row for file in files for row in read_rows(str(file), readers=readers)]
         if "train" not in splits:
             raise ValueError(f"{folder} holds no `train.csv`, `train.jsonl` or the like, only {held_by(folder)}.")
-    elif glob.glob(str(folder)):
+    elif is_local(settings.data):
         splits["train"] = list(read_rows(settings.data, subset=settings.subset, readers=readers))
     else:
         check_exists(settings.data, "data")
@@ -59,12 +67,16 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
                 splits[split] = list(read_rows(settings.data, subset=settings.subset, split=name))
         if "train" not in splits:
             raise ValueError(f"{settings.data} has no split 'train', only {', '.join(found)}.")
-    for split in ("validation", "test"):
-        if (source := getattr(settings, f"{split}_data")) is not None:
-            if not is_table(source) and not glob.glob(source):
-                check_exists(source, f"{split}_data")
-            splits[split] = list(read_rows(source, readers=readers))
+    for split, source in given.items():
+        splits[split] = list(read_rows(source, readers=readers))
     return {split: splits[split] for split in SPLITS if split in splits and (split != "test" or settings.score_test)}
+
+
+def is_local(source: str) -> bool:
+    """Whether there is such a file or folder, or a file that matches the pattern."""
+    path = Path(source).expanduser()
+    # A name such as `reviews [1].csv` is no pattern, if there is a file with it.
+    return path.exists() or bool(glob.glob(str(path)))
 
 
 def parse_splits(

@@ -9,12 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from sklearn.metrics import classification_report
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, PreTrainedTokenizerBase
 
@@ -22,8 +23,10 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data import readers
 from neobert_hf.data.readers import Reader
 from neobert_hf.data.rows import Row
-from neobert_hf.tasks.recipe import Task, TaskSettings, train_on_task
-from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits, read_splits
+from neobert_hf.tasks.pieces import first_with_piece, windows_of_rows
+from neobert_hf.tasks.recipe import train_on_task
+from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
+from neobert_hf.tasks.task import OwnTask, TaskSettings
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -81,17 +84,16 @@ def tag(settings: TokenClassificationSettings, arguments: FineTuningArguments) -
     Returns:
         The model's folder; `scores` and those of the `baseline`, by split and metric.
     """
-    return train_on_task(
-        lambda: TokenClassification(settings, read_splits(settings, READERS)), "tag", settings, arguments
-    )
+    return train_on_task("tag", TokenClassification, settings, arguments)
 
 
-class TokenClassification(Task):
+class TokenClassification(OwnTask):
     """See `Task`. The columns are `words`, lists of texts, and `tags`, lists of names."""
 
     kind = "token-classification"
     auto_class = AutoModelForTokenClassification
     collator_class = DataCollatorForTokenClassification
+    readers = READERS
     baseline_name = "each word's commonest tag"
 
     def __init__(self, settings: TokenClassificationSettings, splits: Splits):
@@ -112,7 +114,7 @@ class TokenClassification(Task):
         # The tag of words that become no piece, or that the baseline has not seen.
         self.fallback = Counter(chain(*self.tables["train"]["tags"][:])).most_common(1)[0][0]
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    def encode(self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Windows of at most `max_length` pieces, with `labels`, `row`, and in `word` the word that begins there.
 
         The first piece of a word has the word's tag, as in Transformers' own example and the paper of BERT.
@@ -131,43 +133,58 @@ class TokenClassification(Task):
                 return_overflowing_tokens=True,
             )
             columns = {"labels": [], "word": [], "row": []}
-            for window, row in enumerate(encoded.pop("overflow_to_sample_mapping")):
-                word_of = [-1] * len(encoded["input_ids"][window])
-                start = 0
+            for row, of_row in windows_of_rows(encoded).items():
+                begins, start = {}, 0
                 for number, word in enumerate(batch["words"][row]):
-                    # None if the word is in another window, or has no piece.
-                    if (piece := encoded.char_to_token(window, start)) is not None:
-                        word_of[piece] = number
+                    # A word may begin with characters that have no piece, or have none at all.
+                    begins[number] = first_with_piece(encoded, of_row, range(start, start + len(word)))
                     start += len(word) + 1
-                tags = batch["tags"][row]
-                columns["labels"].append([classes[tags[word]] if word >= 0 else IGNORED for word in word_of])
-                columns["word"].append(word_of)
-                columns["row"].append(numbers[row])
+                for window in of_row:
+                    word_of = [-1] * len(encoded["input_ids"][window])
+                    for number, begin in begins.items():
+                        # None if the word is in another window.
+                        if begin is not None and (piece := encoded.char_to_token(window, begin)) is not None:
+                            word_of[piece] = number
+                    tags = batch["tags"][row]
+                    columns["labels"].append([classes[tags[word]] if word >= 0 else IGNORED for word in word_of])
+                    columns["word"].append(word_of)
+                    columns["row"].append(numbers[row])
+            del encoded["overflow_to_sample_mapping"]
             return {**encoded, **columns}
 
-        names = self.tables["train"].column_names
-        self.encoded = self.tables.map(
-            windows, with_indices=True, batched=True, remove_columns=names, desc="tokenizing"
-        )
+        found = rows.map(windows, with_indices=True, batched=True, remove_columns=rows.column_names, desc="tokenizing")
+        with_piece = {pair for row, words in zip(found["row"][:], found["word"][:]) for pair in product([row], words)}
+        lost = [
+            (row, number)
+            for row, words in enumerate(rows["words"][:])
+            for number in range(len(words))
+            if (row, number) not in with_piece
+        ]
+        if lost:
+            row, number = lost[0]
+            print(
+                f"{len(lost):,} words have no piece of the tokenizer, such as {rows['words'][row][number]!r} in "
+                f"{rows['place'][row]}: they are not learned, and get the commonest tag."
+            )
+        return found
 
     @staticmethod
     def reduce_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The best tag of each piece: all logits would fill the memory."""
         return logits.argmax(-1)
 
-    def predict(self, split: str, logits: np.ndarray) -> list[list[str]]:
+    def predict(self, rows: Dataset, inputs: Dataset, logits: np.ndarray) -> list[list[str]]:
         """The tag of every word, from the window in which the word is furthest from the ends."""
-        encoded = self.encoded[split]
-        tags = [[self.fallback] * len(words) for words in self.tables[split]["words"][:]]
+        tags = [[self.fallback] * len(words) for words in rows["words"][:]]
         margins = [[-1] * len(of_row) for of_row in tags]
-        for row, words, best in zip(encoded["row"][:], encoded["word"][:], logits):
+        for row, words, best in zip(inputs["row"][:], inputs["word"][:], logits):
             for place, word in enumerate(words):
                 margin = min(place, len(words) - 1 - place)
                 if word >= 0 and margin > margins[row][word]:
                     tags[row][word], margins[row][word] = self.labels[int(best[place])], margin
         return tags
 
-    def baseline(self, split: str) -> list[list[str]]:
+    def baseline(self, rows: Dataset) -> list[list[str]]:
         """Every word gets the tag that it has most often in training."""
         counts: dict[str, Counter] = {}
         train = self.tables["train"]
@@ -175,23 +192,23 @@ class TokenClassification(Task):
             for word, tag in zip(words, tags):
                 counts.setdefault(word, Counter())[tag] += 1
         commonest = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-        return [[commonest.get(word, self.fallback) for word in words] for words in self.tables[split]["words"][:]]
+        return [[commonest.get(word, self.fallback) for word in words] for words in rows["words"][:]]
 
-    def metrics(self, split: str, found: list[list[str]]) -> dict[str, float]:
-        return tag_scores(found, self.tables[split]["tags"][:], self.entities)
+    def metrics(self, rows: Dataset, found: list[list[str]]) -> dict[str, float]:
+        return tag_scores(found, rows["tags"][:], self.entities)
 
-    def label_report(self, split: str, found: list[list[str]]) -> str:
-        right = self.tables[split]["tags"][:]
+    def label_report(self, rows: Dataset, found: list[list[str]]) -> str:
+        right = rows["tags"][:]
         if self.entities:
             from seqeval.metrics import classification_report as entity_report
 
             return entity_report(to_iobes(right), to_iobes(found), digits=3, zero_division=0)
         return classification_report([*chain(*right)], [*chain(*found)], digits=3, zero_division=0)
 
-    def errors(self, split: str, found: list[list[str]], logits: np.ndarray) -> list[tuple[float, str, str, str]]:
+    def errors(self, rows: Dataset, found: list[list[str]], logits: np.ndarray) -> list[tuple[float, str, str, str]]:
         """The number of words with a wrong tag, and these words with their tags."""
-        errors, table = [], self.tables[split]
-        for words, right, tags in zip(table["words"][:], table["tags"][:], found):
+        errors = []
+        for words, right, tags in zip(rows["words"][:], rows["tags"][:], found):
             wrong = [place for place in range(len(words)) if right[place] != tags[place]]
             shown = [", ".join(f"{words[place]} {some[place]}" for place in wrong) for some in (right, tags)]
             errors.append((len(wrong), *shown, " ".join(words)))

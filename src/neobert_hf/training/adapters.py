@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
+from neobert_hf.common.settings import check_numbers
+
 
 @dataclass
 class LoraArguments:
@@ -28,6 +30,9 @@ class LoraArguments:
     )
 
     def __post_init__(self):
+        check_numbers(
+            self, {"lora_rank": "1 or more", "lora_alpha": "above 0", "lora_dropout": "0 or more and below 1"}
+        )
         if self.lora_rank is None and (self.lora_alpha, self.lora_dropout) != (None, None):
             raise ValueError("`lora_alpha` and `lora_dropout` are of no use without `lora_rank`: set it as well.")
 

@@ -10,6 +10,8 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
+from neobert_hf.common.settings import check_numbers
+
 
 # What every recipe needs of Transformers' settings, in addition to its own: other values would hide errors, or make
 # resuming inexact.
@@ -53,6 +55,28 @@ ALWAYS_STORED = set(
 )
 
 
+# The ranges of numbers that Transformers does not look at, or explains with a traceback.
+RANGES = {
+    "learning_rate": "0 or more",
+    "weight_decay": "0 or more",
+    "warmup_steps": "0 or more",
+    "adam_beta1": "0 or more and below 1",
+    "adam_beta2": "0 or more and below 1",
+    "adam_epsilon": "above 0",
+    "max_grad_norm": "0 or more",
+    "num_train_epochs": "above 0",
+    "max_steps": "a number",
+    "per_device_train_batch_size": "1 or more",
+    "per_device_eval_batch_size": "1 or more",
+    "gradient_accumulation_steps": "1 or more",
+    "logging_steps": "above 0",
+    "save_steps": "above 0",
+    "eval_steps": "above 0",
+    "save_total_limit": "1 or more",
+    "dataloader_num_workers": "0 or more",
+}
+
+
 def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, str | None]) -> None:
     """Give settings of Transformers the only value that a recipe allows.
 
@@ -61,8 +85,9 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
         unused: names of settings that the recipe does not use, each with the setting to use instead, if there is one.
 
     Raises:
-        ValueError: naming a setting that the user gave another value.
+        ValueError: naming a setting that the user gave another value, or a number out of its range.
     """
+    check_numbers(arguments, RANGES)
     if not sys.stderr.isatty():
         # A progress bar would fill a log file with thousands of lines.
         arguments.disable_tqdm = True

@@ -14,7 +14,7 @@ from transformers.trainer_utils import IntervalStrategy
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, load_adapters, merge_adapters
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
-from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer
+from neobert_hf.training.trainer import TIMINGS, EarlyStopping, ResumableTrainer
 
 
 # The names of the setting for dropout before the head, by model type, where it is not `classifier_dropout`.
@@ -48,8 +48,6 @@ UNUSED = {
     "logging_strategy": "eval_steps",
     "train_sampling_strategy": None,
 }
-# Endings of the names of timings, which the Trainer's evaluations also log.
-TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
 
 def load_for_task(
@@ -113,7 +111,8 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
         default=15, metadata={"help": "stop after this many evaluations without a better score"}
     )
     eval_steps: int | None = field(
-        default=None, metadata={"help": "steps between evaluations; min(500, a tenth of an epoch) if unset"}
+        default=None,
+        metadata={"help": "steps between evaluations, each with a checkpoint; half an epoch, but 10 to 500, if unset"},
     )
     seed: int = field(default=0, metadata={"help": "of the new head, the order of the rows and dropout"})
     report_to: str | None = field(default="none", metadata={"help": "tensorboard, wandb, trackio, ... or none"})
@@ -134,11 +133,15 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
             self, max_steps=self.max_steps if self.max_steps > 0 else max(1, int(self.num_train_epochs * steps))
         )
         # Set afterwards, since they are refused where a user gives them.
-        planned.eval_steps = self.eval_steps or max(1, min(500, steps // 10))
+        planned.eval_steps = self.eval_steps or self.evaluated_every(steps)
         planned.save_steps = planned.logging_steps = planned.eval_steps
         planned.eval_strategy = planned.save_strategy = planned.logging_strategy = IntervalStrategy.STEPS
         planned.do_eval = True
         return planned
+
+    def evaluated_every(self, epoch: int) -> int:
+        """The steps between evaluations, if they are not set, where an epoch has so many."""
+        return min(500, max(10, epoch // 2))
 
 
 class FineTuningTrainer(ResumableTrainer):
@@ -177,18 +180,17 @@ class FineTuningTrainer(ResumableTrainer):
         loaded = type(self.model).from_pretrained(resume_from_checkpoint, config=config, dtype=torch.float32)
         self.model.load_state_dict(loaded.state_dict())
 
+    def plan(self) -> str:
+        """How long training is, for a line at its start."""
+        return f"{self.args.max_steps:,} steps on {self.args.device}, evaluated every {self.args.eval_steps:,}"
+
     def load_best(self) -> None:
-        """Load the weights of the best evaluation into the model."""
+        """Load the weights of the best evaluation into the model, with adapters merged into them: training is over."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
         self._load_from_checkpoint(str(best))
         self.model.to(self.args.device)
-
-    def save_best(self, folder: Path) -> None:
-        """Write the weights of the best evaluation as a model for `from_pretrained`. Adapters are merged into them."""
-        self.load_best()
         if self.args.lora_rank is not None:
             merge_adapters(self.model)
-        self.save_whole(folder)
 
     def evaluations(self) -> list[dict]:
         """Step, loss and metrics of each evaluation, by name, without timings."""

@@ -133,6 +133,7 @@ class Progress:
         cursor: the position in the training data, if the recipe does not let the Trainer skip the rows already seen.
         files: the size of every other file of the checkpoint in bytes, by its path in the folder.
         stopped_early: whether training ended here without reaching its last step, since the score got no better.
+        since_log: what was measured since the last log; see `ResumableTrainer.since_log`.
     """
 
     engine: str
@@ -140,16 +141,21 @@ class Progress:
     cursor: dict
     files: dict[str, int]
     stopped_early: bool = False
+    since_log: dict = field(default_factory=dict)
 
 
-def mark_complete(folder: Path, engine: str, identity: dict, cursor: dict, stopped_early: bool) -> None:
-    """Flush every file of the folder to disk, then write `complete.json`."""
+def mark_complete(folder: Path, engine: str, identity: dict, cursor: dict, **others: Any) -> None:
+    """Flush every file of the folder to disk, then write `complete.json`.
+
+    Args:
+        others: further fields of `Progress`.
+    """
     files = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         with open(file, "rb") as handle:
             os.fsync(handle.fileno())
         files[str(file.relative_to(folder))] = file.stat().st_size
-    write_json(folder / COMPLETE, asdict(Progress(engine, identity, cursor, files, stopped_early)))
+    write_json(folder / COMPLETE, asdict(Progress(engine, identity, cursor, files, **others)))
 
 
 def complete_checkpoints(output_dir: Path) -> list[Path]:

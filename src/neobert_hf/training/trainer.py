@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -25,8 +26,9 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
-from neobert_hf.common.files import partial_folder, replace_folder
+from neobert_hf.common.files import partial_folder, remove, replace_folder, saying_if_full
 from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.training.compiling import SayCompiling
 from neobert_hf.training.run import (
     Run,
     check_engine,
@@ -41,6 +43,15 @@ from neobert_hf.training.run import (
 
 # Endings of the metrics by which recipes choose the best weights, for the line of an evaluation.
 CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "loss")
+
+
+# Endings of the names of timings, which the Trainer logs.
+TIMINGS = ("runtime", "_per_second", "_preparation_time")
+
+
+def is_measured(name: str) -> bool:
+    """Whether a value of the log is a loss or a metric of an evaluation."""
+    return name == "loss" or (name.startswith("eval_") and not name.endswith(TIMINGS))
 
 
 class StopOnSignal(TrainerCallback):
@@ -122,6 +133,18 @@ class Bar(ProgressCallback):
         pass
 
 
+class GoOnWithLog(TrainerCallback):
+    """The first log after a resume is that of an uninterrupted run; see `ResumableTrainer.since_log`."""
+
+    def __init__(self, trainer: "ResumableTrainer"):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        checkpoint = self.trainer.run.checkpoint
+        if checkpoint is not None and (measured := read_progress(checkpoint).since_log):
+            self.trainer.go_on_since_log(measured)
+
+
 class ShortLogs(TrainerCallback):
     """One short line for each log, with the time left.
 
@@ -129,7 +152,7 @@ class ShortLogs(TrainerCallback):
     """
 
     def __init__(self):
-        # A finished training may be evaluated without beginning again.
+        # A finished run may be evaluated without being trained.
         self.began, self.first_step = time.monotonic(), 0
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -188,17 +211,41 @@ class ResumableTrainer(Trainer):
         # The Trainer's own rotation would delete old checkpoints before the new one is complete, and with a limit of 1
         # it would delete the newest at the end of training, to keep the best.
         self.keep, self.args.save_total_limit = self.args.save_total_limit, None
+        # Transformers compares these with the numbers of steps in a checkpoint: a share would seem to be another.
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            if (share := getattr(self.args, name) or 1) < 1 and self.args.max_steps > 0:
+                setattr(self.args, name, math.ceil(share * self.args.max_steps))
         self.engine = "DeepSpeed" if self.is_deepspeed_enabled else "FSDP" if self.is_fsdp_enabled else "plain"
         self.stop_on_signal = StopOnSignal(self)
         self.add_callback(self.stop_on_signal)
+        self.add_callback(SayCompiling(self.accelerator.state.dynamo_plugin))
         self.remove_callback(PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         if not self.args.disable_tqdm:
             self.add_callback(Bar())
         self.add_callback(ShortLogs())
+        self.add_callback(GoOnWithLog(self))
 
     def cursor(self) -> dict:
         """The position in the training data; empty for recipes that let the Trainer skip the rows already seen."""
         return {}
+
+    def since_log(self) -> dict[str, Any]:
+        """What was measured since the last log, as JSON can hold it: a checkpoint need not follow a log."""
+        loss = self.accelerator.reduce(self._tr_loss.clone(), "mean").item()
+        return {"loss": loss, "step": self._globalstep_last_logged}
+
+    def go_on_since_log(self, measured: dict[str, Any]) -> None:
+        """Continue from what `since_log` returned."""
+        self._tr_loss += measured["loss"]
+        self._globalstep_last_logged = measured["step"]
+
+    def log_without_timings(self) -> list[dict[str, Any]]:
+        """Losses and evaluations of the whole run, which are the same however often it was interrupted."""
+        measured = [entry for entry in self.state.log_history if any(is_measured(name) for name in entry)]
+        # Sorted, since entries that were read from a checkpoint are.
+        return [
+            {name: value for name, value in sorted(entry.items()) if not name.endswith(TIMINGS)} for entry in measured
+        ]
 
     def train_to_the_end(self) -> None:
         """Train to the end, from the run's checkpoint or the start.
@@ -246,6 +293,11 @@ class ResumableTrainer(Trainer):
         """
         return step_of(checkpoint) == self.args.max_steps or read_progress(checkpoint).stopped_early
 
+    def training_step(self, model, *args, **kwargs):
+        # A compiled model shares its layers with this one, but is another module; losses and logs look at this one.
+        self.model.train()
+        return super().training_step(model, *args, **kwargs)
+
     def save_whole(self, folder: Path) -> None:
         """Write the model to a temporary folder and rename it, so that `folder` never holds an incomplete model."""
         if self.is_fsdp_enabled:
@@ -253,7 +305,7 @@ class ResumableTrainer(Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         # All processes must use the same folder.
         (partial,) = map(Path, broadcast_object_list([str(partial_folder(folder))]))
-        with _no_bars():
+        with _no_bars(), saying_if_full(folder):
             self.save_model(str(partial))
         if self.is_world_process_zero():
             (partial / "training_args.bin").unlink(missing_ok=True)
@@ -280,13 +332,20 @@ class ResumableTrainer(Trainer):
             # An earlier run was interrupted while it saved this step.
             delete_checkpoint(folder)
         self.accelerator.wait_for_everyone()
-        with _no_bars():
-            super()._save_checkpoint(model, trial)
+        try:
+            with _no_bars(), saying_if_full(folder):
+                super()._save_checkpoint(model, trial)
+        except OSError:
+            # Half a checkpoint is of no use, and would leave no room for the next attempt.
+            remove(folder)
+            raise
         self.accelerator.wait_for_everyone()
+        since_log = self.since_log()
         if self.is_world_process_zero():
             stops = self.control.should_training_stop and self.stopped_by is None
             stopped_early = stops and step < self.args.max_steps
-            mark_complete(folder, self.engine, self.run.identity, self.cursor(), stopped_early)
+            others = {"stopped_early": stopped_early, "since_log": since_log}
+            mark_complete(folder, self.engine, self.run.identity, self.cursor(), **others)
             delete_old(folder.parent, self.keep, self.state.best_global_step)
 
     def _all_finite(self, model) -> bool:

@@ -3,9 +3,9 @@
 import pytest
 
 from neobert_hf.common.settings import parse_config
-from neobert_hf.evaluation.glue.recipe import GlueArguments, GlueSettings, Run, plan_runs
 from neobert_hf.evaluation.glue.report import read_published
 from neobert_hf.evaluation.glue.tasks import choose_tasks
+from neobert_hf.evaluation.glue.trials import GlueArguments, GlueSettings, Trial, plan_trials
 from tests.helpers.glue_runs import TASKS
 from tests.helpers.models import ROOT
 
@@ -29,7 +29,7 @@ def read_config(name: str, *flags: str) -> tuple[GlueSettings, GlueArguments]:
 def test_the_papers_protocol(rows, batch_size, every, steps, tmp_path):
     """min(500, len(dataloader) // 10), 10 epochs, 6% of warm-up, 15 evaluations."""
     settings, arguments = read_config("paper")
-    run = Run("mnli", 3, batch_size, 1e-5, 0.0).arguments(arguments, tmp_path, rows)
+    run = Trial("mnli", 3, batch_size, 1e-5, 0.0).arguments(arguments, tmp_path).planned(rows)
     assert (run.per_device_train_batch_size, run.learning_rate, run.weight_decay, run.seed) == (batch_size, 1e-5, 0, 3)
     assert (run.eval_steps, run.save_steps, run.max_steps) == (every, every, steps)
     assert run.get_warmup_steps(run.max_steps) == -(-steps * 6 // 100) and run.lr_scheduler_type == "linear"
@@ -52,10 +52,10 @@ def test_the_papers_hyperparameters_and_grid_are_table_6(paper):
         model = "".join(filter(str.isdigit, first)) or model
         expected.setdefault(model, {})[task.lower().replace("-", "")] = tuple(map(float, values))
     for model, name in (("1024", "neobert_1024"), ("4096", "paper")):
-        runs = plan_runs(*read_config(name), TASKS)
+        runs = plan_trials(*read_config(name), TASKS)
         found = {run.task: (run.batch_size, run.learning_rate, run.weight_decay) for run in runs}
         assert found == expected[model] and len(runs) == 8
-    assert len(plan_runs(*read_config("paper", "--grid", "1"), {"cola": TASKS["cola"]})) == 60
+    assert len(plan_trials(*read_config("paper", "--grid", "1"), {"cola": TASKS["cola"]})) == 60
 
 
 def test_the_published_rows_are_table_3(paper):
@@ -72,7 +72,7 @@ def test_the_published_rows_are_table_3(paper):
 
 def test_the_grid_and_the_gains_of_the_ablations_are_those_of_the_paper(paper):
     settings, arguments = read_config("ablations")
-    runs = plan_runs(settings, arguments, {"cola": TASKS["cola"]})
+    runs = plan_trials(settings, arguments, {"cola": TASKS["cola"]})
     assert {run.batch_size for run in runs} == {16, 32} and len(runs) == 6
     assert {run.learning_rate for run in runs} == {1e-5, 2e-5, 3e-5}
     caption = paper[paper.index("Figure 1: GLUE ablation") :].split("\n")[0].replace("*", "")

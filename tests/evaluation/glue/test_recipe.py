@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.run import SettingsMismatch
-from neobert_hf.evaluation.glue import recipe
-from neobert_hf.evaluation.glue.recipe import GlueSettings, best_first, load_classifier
-from neobert_hf.evaluation.glue.report import best_runs, read_published, score_cell, write_report
+from neobert_hf.evaluation.glue.recipe import GlueTexts
+from neobert_hf.evaluation.glue.report import best_trials, read_published, score_cell, write_report
 from neobert_hf.evaluation.glue.tasks import load_task
+from neobert_hf.evaluation.glue.trials import best_first
+from neobert_hf.training.fine_tuning import load_for_task
 from neobert_hf.training.run import CheckpointError
 from tests.helpers.examples import load_example, to_flags
 from tests.helpers.glue_runs import SMALL, TASKS, write_rows
@@ -107,7 +108,7 @@ def test_transfer_takes_the_best_backbone_and_a_new_head(finished, flags, encode
     for name, result in results_of(finished).items():
         assert result["start"] == (source["run"] if name.startswith("stsb") else print_of_encoder)
     mnli = model_folder(finished, "mnli")
-    model, _ = load_classifier(GlueSettings(str(encoder), ["rte"], "unused"), TASKS["rte"], mnli)
+    model, _ = load_for_task(str(encoder), AutoModelForSequenceClassification, TASKS["rte"].labels, backbone=mnli)
     stored = load_file(mnli / "model.safetensors")
     for key, weight in model.state_dict().items():
         same = weight.shape == stored[key].shape and torch.equal(weight, stored[key])
@@ -148,23 +149,23 @@ def test_the_best_point_of_a_grid_is_that_of_the_best_mean():
     """Not that of the best seed, nor one with which a seed has no score."""
     points = {"a": [0.7, 0.9], "b": [0.5, 1.0], "c": [1.0, None]}
     results = [{"hyperparameters": point, "score": score} for point, scores in points.items() for score in scores]
-    best = best_runs(results)
+    best = best_trials(results)
     assert [run["hyperparameters"] for run in best] == ["a", "a"] and score_cell(best) == "80.0 ± 14.1"
-    assert best_runs(results[4:]) == []
+    assert best_trials(results[4:]) == []
 
 
 def test_a_point_that_diverges_does_not_end_the_grid(flags, tmp_path, monkeypatch):
     """It has the score of its evaluations until then, or none, and is not trained again."""
     grid = {"grid": True, "learning_rate": None, "learning_rates": "0.003 1e30", "max_steps": 30}
-    score, calls = recipe.score_splits, []
+    predict, calls = GlueTexts.predict, []
 
-    def diverge_once(*args, **kwargs):
+    def diverge_once(*args):
         calls.append(args)
         if len(calls) == 2:
             raise FloatingPointError("not finite")
-        return score(*args, **kwargs)
+        return predict(*args)
 
-    monkeypatch.setattr(recipe, "score_splits", diverge_once)
+    monkeypatch.setattr(GlueTexts, "predict", diverge_once)
     run_glue.main(flags(tmp_path, **grid))
     later, never = results_of(tmp_path).values()
     assert (later["best_step"], later["diverged"]) == (10, 20)
@@ -172,7 +173,7 @@ def test_a_point_that_diverges_does_not_end_the_grid(flags, tmp_path, monkeypatc
     assert (never["score"], never["diverged"], never["evaluations"]) == (None, 10, [])
     assert list((tmp_path / "small").rglob("*.safetensors")) == [model_folder(tmp_path, "sst2") / "model.safetensors"]
     assert "| 1 of 2, 2 diverged |" in (tmp_path / "report.md").read_text()
-    monkeypatch.setattr(recipe, "FineTuningTrainer", lambda *args, **kwargs: pytest.fail("trained again"))
+    monkeypatch.setattr(GlueTexts, "encode", lambda *args: pytest.fail("trained again"))
     run_glue.main(flags(tmp_path, **grid))
 
 

@@ -37,6 +37,18 @@ def test_every_local_type_is_evaluated_with_the_scores_of_mteb_itself(local, mod
         assert before[result.task_name]["score"] == pytest.approx(result.get_score(), abs=1e-5)
 
 
+def test_called_with_the_names_of_settings_it_gives_what_the_command_gives(local, models, evaluated, tmp_path):
+    settings = {"model": models[0], "name": "m", "local_tasks": local / "tasks.yaml", "output_dir": tmp_path / "out"}
+    result = run_mteb(**settings, tasks=["Pairs", "STS"])
+    expected = results_of(evaluated)["m"]
+    assert results_of(tmp_path / "out") == {"m": {name: expected[name] for name in ("Pairs", "Similarity")}}
+    assert result.scores == {
+        "Pairs": {"max_ap": expected["Pairs"]["score"]},
+        "Similarity": {"cosine_spearman": expected["Similarity"]["score"]},
+    }
+    assert result.output.read_text().startswith("# MTEB")
+
+
 def test_only_tasks_without_a_result_are_evaluated_wherever_model_and_data_are(local, models, copied, monkeypatch):
     """Interrupted, a file half written. A model without a `name` is called by the last part of its path."""
     expected = results_of(copied)["m"]
@@ -118,6 +130,7 @@ FIRST = ["--benchmark", "MTEB(eng, v1)"]
         ([*FIRST, "--tasks", "STS-12"], INSTRUCTIONS, "STS-12.*STS12"),
         (["--local_tasks", "tasks.yaml"], INSTRUCTIONS, "`instructions`.*`benchmark`"),
         ([], INSTRUCTIONS, "`benchmark`, `local_tasks`"),
+        (["--benchmark", "NanoBIER"], INSTRUCTIONS, "`benchmark`.*'NanoBIER'.*NanoBEIR"),
         (FIRST, INSTRUCTIONS | {"STS12": None}, "i.yaml: STS12"),
         (FIRST, INSTRUCTIONS | {"STS-12": "x"}, "'STS-12'.*'STS12'"),
         (FIRST, {"STS12": "Find."}, "i.yaml has no instruction for .*NQ"),

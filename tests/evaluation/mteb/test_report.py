@@ -34,7 +34,7 @@ def test_the_published_rows_are_those_of_the_paper(shared):
 def write_results(folder: Path, scores: dict[str, float]) -> None:
     """Results made up, as `Evaluation` writes them."""
     folder.mkdir(exist_ok=True)
-    types = benchmark_types("MTEB(eng, v1)") | benchmark_types("MTEB(eng, v2)")
+    types = benchmark_types("MTEB(eng, v1)") | benchmark_types("MTEB(eng, v2)") | benchmark_types("NanoBEIR")
     for task, score in scores.items():
         content = {"task": task, "type": types[task], "metric": "x", "score": score}
         (folder / f"{task}.json").write_text(json.dumps(content))
@@ -60,6 +60,13 @@ def test_the_report_of_the_second_version_counts_its_tasks(tmp_path):
     lines = write_report(tmp_path, "MTEB(eng, v2)", types, {}).splitlines()
     counts = [int(cell.split("(")[1].strip(") ")) for cell in lines[2].split("|")[2:-1]]
     assert counts == [8, 8, 3, 2, 10, 9, 1, 41] and lines[4] == "| **a** |" + " 25.0 |" * 8
+
+
+def test_another_benchmark_has_columns_of_its_types(tmp_path):
+    types = benchmark_types("NanoBEIR")
+    write_results(tmp_path / "a", dict.fromkeys(types, 0.25))
+    lines = write_report(tmp_path, "NanoBEIR", types, {}).splitlines()
+    assert lines[2] == "| Model | Retriev. (13) | Avg. (13) |" and lines[4] == "| **a** | 25.0 | 25.0 |"
 
 
 def test_configurations_are_the_papers_and_those_of_the_second_version():

@@ -8,10 +8,10 @@ from pathlib import Path
 from neobert_hf.common.files import write_text
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.settings import read_entry, read_yaml
-from neobert_hf.evaluation.glue.recipe import read_results
+from neobert_hf.evaluation.glue.trials import read_results
 
 
-# Results of runs, by model and task.
+# Results of trials, by model and task.
 Results = dict[str, dict[str, list[dict]]]
 
 
@@ -36,7 +36,7 @@ def read_published(file: str) -> Published:
     return read_entry(Published, file, read_yaml(file, "published"))
 
 
-def best_runs(results: list[dict]) -> list[dict]:
+def best_trials(results: list[dict]) -> list[dict]:
     """The runs, one for each seed, with the hyperparameters that have the best mean score.
 
     Hyperparameters with which a run got no score are left out. Empty if this leaves none.
@@ -99,7 +99,7 @@ def gains_table(best: Results, published: Published) -> list[str]:
 
 def details_row(model: str, task: str, results: list[dict]) -> list[str]:
     """Score, metrics and hyperparameters of a model on a task, and how many runs these are of."""
-    best = best_runs(results)
+    best = best_trials(results)
     diverged = sum(result["diverged"] is not None for result in results)
     runs = f"{len(best)} of {len(results)}" + (f", {diverged} diverged" if diverged else "")
     if not best:
@@ -117,7 +117,7 @@ def write_report(folder: Path, published: Published | None) -> str:
             models[model.name][result["task"]].append(result)
     lines = ["# GLUE", ""]
     if published is not None:
-        best = {model: {task: best_runs(runs) for task, runs in tasks.items()} for model, tasks in models.items()}
+        best = {model: {task: best_trials(runs) for task, runs in tasks.items()} for model, tasks in models.items()}
         lines += published_table(best, published) + gains_table(best, published)
     head = ["Model", "Task", "Score", "Metrics", "Hyperparameters", "Runs"]
     rows = [details_row(model, task, runs) for model, tasks in models.items() for task, runs in tasks.items()]
