@@ -27,7 +27,8 @@ COMMANDS = {
     "": ["convert checkpoint original --to original"],
     "train": [
         "train_tokenizer --source texts.jsonl --vocab_size 300 --output_dir tokenizer",
-        "prepare_data --source texts.jsonl --tokenizer tokenizer --max_length 32 --held_out_share 0.3 --output_dir shards",
+        "prepare_data --source texts.jsonl --tokenizer tokenizer --max_length 32 --held_out_share 0.3 "
+        "--output_dir shards",
         "prepare_data --source texts.jsonl --tokenizer tokenizer --max_length 32 --held_out_share 0.3 --part held_out "
         "--output_dir held_out",
         "pretrain --config pretrain/demo.yaml --train_data shards --validation_data held_out --hidden_size 48 "
