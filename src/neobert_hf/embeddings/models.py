@@ -131,6 +131,8 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
             f"{encoder[0].model.config.architectures}, none of which ends with ForMaskedLM. Give a model "
             "with its head."
         )
+    # Otherwise the module learns its width from the first text, and a finished run would save it without one.
+    encoder[1].embedding_dimension = encoder[0].model.config.vocab_size
     return encoder
 
 
