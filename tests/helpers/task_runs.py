@@ -9,6 +9,7 @@ from neobert_hf.data.rows import Row
 from neobert_hf.tasks.classification import Classification, ClassificationSettings
 from neobert_hf.tasks.question_answering import QuestionAnswering, QuestionAnsweringSettings
 from neobert_hf.tasks.regression import Regression, RegressionSettings
+from neobert_hf.tasks.rows import read_splits
 from neobert_hf.tasks.token_classification import TokenClassification, TokenClassificationSettings
 from tests.helpers.examples import to_flags
 
@@ -42,6 +43,13 @@ def task_of_rows(kind: str, settings: dict | None = None, **tables: list[dict]):
     task, settings_class = TASKS[kind]
     splits = {name: [Row(name, index, cells) for index, cells in enumerate(rows)] for name, rows in tables.items()}
     return task(settings_class("model", "data", **settings or {}), splits)
+
+
+def task_of_file(kind: str, data: Path, **settings):
+    """A task on what a user's file or folder holds."""
+    task, settings_class = TASKS[kind]
+    settings = settings_class("model", str(data), **settings)
+    return task(settings, read_splits(settings, task.readers))
 
 
 def text_rows(number: int, seed: int = 0) -> list[dict[str, str]]:

@@ -197,6 +197,12 @@ def test_corpora_of_two_tokenizers_do_not_mix(flags, prepared, tmp_path):
         pretrain.main(flags(train_data=other, validation_data=prepared / "validation"))
 
 
+def losses(folder) -> list[tuple[int, float]]:
+    """Step and loss of every entry of the log, but for evaluations."""
+    log = json.loads((folder / "log.json").read_text())
+    return [(entry["step"], entry.get("loss")) for entry in log if "eval_loss" not in entry]
+
+
 def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags, finished, tmp_path, monkeypatch):
     interrupted_copy(finished, tmp_path / "run", after=6)
     may_change = {"logging_steps": 2, "save_steps": 4, "dataloader_num_workers": 1}
@@ -213,6 +219,7 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         pretrain.main(flags())
         assert len(read) == steps * 4
         assert_same_weights(tmp_path / "run", finished)
+        assert losses(tmp_path / "run") == losses(finished)
 
 
 def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch):
@@ -368,6 +375,13 @@ def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
     shutil.rmtree(first / "checkpoint-12")
     with pytest.raises(ValueError, match="has reached only step 9 of 12"):
         pretrain.main(flags(init_from=first, continue_optimizer=True))
+    weights = first / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    for cut in (b"", b"version https://git-lfs.github.com/spec/v1", whole[:-9]):
+        weights.write_bytes(cut)
+        with pytest.raises(OSError, match="first/model/model.safetensors has .* bytes and is damaged"):
+            pretrain.main(flags(init_from=first))
+    weights.write_bytes(whole)
     file = first / "model" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]

@@ -77,6 +77,10 @@ def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
     """What the model's card says of its scores; nothing in it is of this machine, and the model is of that kind."""
     card = ModelCard.load(folder / "model" / "README.md")
     assert str(folder) not in card.content and f"# {kind}" in card.text
+    assert "license" in card.text and "chosen on the validation rows" in card.text
+    # The program in it runs.
+    (program,) = re.findall("```python\n(.*?)```", card.text, re.DOTALL)
+    exec(program.replace("path or id of this model", str(folder / "model")), {})
     assert {result.task_type for result in card.data.eval_results} == {kind} == {card.data.pipeline_tag}
     return {(result.dataset_split, result.metric_type): result.metric_value for result in card.data.eval_results}
 
@@ -107,6 +111,7 @@ def test_classes_of_a_csv_file(encoder, labelled, tmp_path, capsys):
         ("validation", name): scores[name] for name in ("accuracy", "macro_f1")
     }
     # The sections are the first words of the texts, so that a bag of words knows them all.
+    assert "classes a text has: mail, net." in (tmp_path / "run" / "model" / "README.md").read_text()
     assert report["baselines"]["validation"]["accuracy"] == 1.0 and "| validation | 20 | TF-IDF" in text
     assert re.search(r"^ +mail +1\.000", text, re.MULTILINE)
     found = pipeline("text-classification", str(tmp_path / "run" / "model"), device="cpu")("net x y")

@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from neobert_hf.tasks.question_answering import READERS as ASKED
 from neobert_hf.tasks.rows import read_splits
-from neobert_hf.tasks.token_classification import READERS, read_conll
+from neobert_hf.tasks.words import READERS, read_conll
 from tests.helpers.examples import load_example
 from tests.helpers.other_encoders import save_other_encoder
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -198,7 +198,7 @@ BAD_ROWS = [
     ("tags", {}, {"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags"),
     ("tags", {}, {"train": [*TAGGED, {"tokens": ["a", " "], "tags": ["O", "O"]}]}, "row 8: 'tokens' is"),
     ("tags", {}, {"test": [{"tokens": ["a"], "tags": ["B-NEW"]}]}, "test, row 0 has the tag 'B-NEW'"),
-    ("tags", {}, {"train": [{"token": ["a"], "tags": ["O"]}]}, "`word_column`.* 'token', 'tags'"),
+    ("tags", {}, {"train": [{"piece": ["a"], "tags": ["O"]}]}, "`word_column`.* 'piece', 'tags'"),
     ("tags", {}, {"train": NUMBERED}, "train, row 0: 'tags' holds .*`tag_names`"),
     ("tags", {"tag_names": NAMES[:2]}, {"train": NUMBERED}, "row 1 has the tag 2.*`tag_names`"),
     ("answers", {}, {"train": answered([{"text": "5", "answer_start": 9}])}, "row 4: the answer '5'.* it is at 2"),

@@ -192,9 +192,11 @@ def _is_needed(setting: Field) -> bool:
 
 
 def _as_declared(hint: Any, value: Any) -> Any:
-    """Paths as texts, and one value of a setting that takes several as a list of it, as a command line has them."""
-    takes_several = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
-    if value is None or not takes_several:
+    """Paths as texts, 2 as 2.0 where a float is declared, and one value of several as a list, as a command line does."""
+    kinds = (hint, *get_args(hint))
+    if type(value) is int and float in kinds and int not in kinds:
+        return float(value)
+    if value is None or not any(get_origin(kind) is list for kind in kinds):
         return str(value) if isinstance(value, Path) else value
     values = value if isinstance(value, (list, tuple)) else [value]
     return [str(one) if isinstance(one, Path) else one for one in values]

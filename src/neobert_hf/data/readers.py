@@ -114,6 +114,15 @@ def read_dataset(table: Dataset | IterableDataset, columns: Sequence[str] | None
     yield from rows_of_batches(table.with_format("arrow").iter(BATCH), table.features or {})
 
 
+def read_dictionaries(table: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of a list. As in JSON lines, they may lack columns, and a column may hold numbers and texts."""
+    for row in table:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"{row!r:.60} is no row, which must be a dictionary")
+        # Numbers and arrays of NumPy become those of Python.
+        yield {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in row.items()}
+
+
 def _check_columns(wanted: Sequence[str] | None, found: Sequence[str]) -> None:
     for name in wanted or ():
         if name not in found:

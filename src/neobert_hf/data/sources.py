@@ -25,6 +25,7 @@ from neobert_hf.data.readers import (
     Reader,
     open_file,
     read_dataset,
+    read_dictionaries,
     read_document,
     read_json,
     read_parquet,
@@ -87,7 +88,7 @@ def read_rows(
 
     Args:
         source: a file, a pattern, a folder (searched through) or the id of a Hub dataset. Files are Parquet, JSON
-            lines, CSV, TSV or plain text, each also compressed. Or a table in memory, see `as_dataset`.
+            lines, CSV, TSV or plain text, each also compressed. Or a table in memory: see `as_dataset`.
         columns: the columns that are needed; all if None.
         subset: the configuration of a Hub dataset that has several.
         split: the split of a Hub dataset, also a slice such as `train[:1000]`; local files are all `train`, unsliced.
@@ -109,7 +110,8 @@ def read_rows(
     columns = None if columns is None else list(dict.fromkeys(columns))
     if is_table(source):
         check_local(TABLE, subset, split)
-        rows = _number_rows(TABLE, read_dataset(as_dataset(source), columns))
+        listed = isinstance(source, (list, tuple))
+        rows = _number_rows(TABLE, read_dictionaries(source) if listed else read_dataset(as_dataset(source), columns))
     elif files := local_files(source, readers):
         check_local(source, subset, split)
         rows = read_files(files, columns, readers)

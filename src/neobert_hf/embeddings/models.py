@@ -73,6 +73,21 @@ def check_plain(model: BaseModel, path: str) -> None:
         raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
 
 
+def cut_texts_at(model: BaseModel, max_length: int | None) -> None:
+    """Let a model read this many tokens of a text; fewer if it has positions for fewer.
+
+    Raises:
+        ValueError: if the special tokens would leave no room for the text.
+    """
+    special = model.tokenizer.num_special_tokens_to_add()
+    if max_length is not None and max_length <= special:
+        raise ValueError(
+            f"`max_length` is {max_length}, but {special} tokens of each text are special ones: nothing of it would be "
+            f"read. Set {special + 1} or more."
+        )
+    model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+
+
 def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool = False) -> Model:
     """A model of this kind to train, in float32: the one in `path`, or a new one on the encoder there.
 
@@ -89,8 +104,7 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_plain(model, path)
-    check_length(model, max_length)
-    model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+    cut_texts_at(model, max_length)
     if not isinstance(model, CrossEncoder):
         # Sentence Transformers chooses a default when an evaluation first asks, and saves it only from then on.
         model.similarity_fn_name = model.similarity_fn_name
@@ -145,13 +159,6 @@ def load_trained_model(path: str, setting: str, trust_remote_code: bool = False)
     return model
 
 
-def check_length(model: Model, max_length: int | None) -> None:
-    """Refuse a length that leaves nothing of a text."""
-    special = model.tokenizer.num_special_tokens_to_add()
-    if max_length is not None and max_length <= special:
-        raise ValueError(f"`max_length` is {max_length}, and {special} tokens of each text are special ones: set more.")
-
-
 def load_embedding_model(
     path: str, dtype: torch.dtype, max_length: int | None = None, **options: Any
 ) -> SentenceTransformer:
@@ -167,7 +174,7 @@ def load_embedding_model(
 
     Raises:
         ValueError: if the model is of another kind, has no Transformers encoder (as with static embeddings), has the
-            tokenizer of another model, or has fewer dimensions than `truncate_dim`; or if `max_length` is too small.
+            tokenizer of another model, or has fewer dimensions than `truncate_dim`.
     """
     dense_kind_of(path, options.get("trust_remote_code", False))
     model = SentenceTransformer(path, model_kwargs={"dtype": dtype}, **options)
@@ -178,8 +185,7 @@ def load_embedding_model(
     kept, size = options.get("truncate_dim"), model.get_embedding_dimension()
     if kept is not None and size is not None and kept > size:
         raise ValueError(f"`truncate_dim` is {kept}; the model has only {size} dimensions.")
-    check_length(model, max_length)
-    model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
+    cut_texts_at(model, max_length)
     encoder.register_forward_hook(_to_float32)
     for module in others:
         module.float()

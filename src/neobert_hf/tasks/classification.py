@@ -1,7 +1,8 @@
 """Text classification: each row has one class, or a list of several. Columns are guessed, and the guesses printed."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -17,8 +18,8 @@ from torch.nn import functional
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, count_labels, parse_splits
-from neobert_hf.tasks.task import OwnTask
+from neobert_hf.tasks.rows import Splits, check_columns, count_labels, parse_splits
+from neobert_hf.tasks.task import OwnTask, shortened
 from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
@@ -27,6 +28,10 @@ from neobert_hf.training.fine_tuning import FineTuningArguments
 class ClassificationSettings(TextSettings):
     """Which columns are used, what the head reads, and what classes count."""
 
+    label_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "columns that hold 1 if a row has their class, and else 0, in place of `label_column`"},
+    )
     label_separator: str | None = field(
         default=None, metadata={"help": "separator between the labels of a row that has several"}
     )
@@ -35,9 +40,21 @@ class ClassificationSettings(TextSettings):
         metadata={"help": "balanced: rare classes count as much as common ones, and macro F1 chooses the checkpoint"},
     )
 
+    def choose_columns(self, cells: dict[str, Any]) -> tuple[list[str], str]:
+        """See `TextSettings`; names the columns that may be `label_columns`, if there is no other."""
+        try:
+            return super().choose_columns(cells)
+        except ValueError as error:
+            flags = [name for name, cell in cells.items() if str(cell) in ("0", "1", "0.0", "1.0", "False", "True")]
+            if len(flags) < 2:
+                raise
+            raise ValueError(
+                f"{error} Or set `label_columns` to those of {', '.join(flags)} that are classes."
+            ) from error
 
-def are_several(rows: list[Row], column: str, separator: str | None) -> bool:
-    """Whether rows have several classes: their labels are lists, or texts in which a separator stands between labels.
+
+def holds_lists(rows: Iterable[Row], column: str) -> bool:
+    """Whether the labels of rows are lists.
 
     Raises:
         ValueError: if the labels are lists that were written as text.
@@ -48,20 +65,29 @@ def are_several(rows: list[Row], column: str, separator: str | None) -> bool:
             f"The labels are lists that were written as text, such as {example!r:.60}. Write JSON lines or Parquet, "
             "where a cell can hold a list, or separate the labels of a cell and set `label_separator`."
         )
-    return separator is not None or any(isinstance(cell, list) for cell in cells)
+    return any(isinstance(cell, list) for cell in cells)
+
+
+def with_labels(row: Row, columns: Sequence[str]) -> Row:
+    """A row with the list of those columns in `labels` that hold 1 in it, and not 0."""
+    flags = [row.number(column) for column in columns]
+    if wrong := set(flags) - {0, 1}:
+        raise ValueError(f"{row.place} has {wrong.pop():g} in a column of `label_columns`; they must hold 0 or 1.")
+    labels = [column for column, flag in zip(columns, flags) if flag]
+    return Row(row.source, row.index, row.cells | {"labels": labels})
 
 
 def check_no_decimals(labels: Iterable[str], column: str) -> None:
     """Refuse labels that are numbers with decimals: each of them would be a class of its own."""
     found = list(labels)
     try:
-        decimals = [label for label, number in zip(found, map(float, found)) if number % 1]
+        decimals = [label for label, number in zip(found, map(float, found)) if math.isfinite(number) and number % 1]
     except ValueError:  # They are names.
         return
     if decimals:
         raise ValueError(
-            f"{column!r} holds numbers with decimals, such as {decimals[0]}, and each would be a class. To learn numbers "
-            "from texts, use `regress` (examples/run_regression.py); if they are classes, give them names."
+            f"{column!r} holds numbers with decimals, such as {decimals[0]}, and each would be a class. To learn "
+            "numbers, use `regress` (examples/run_regression.py); if they are classes, give them names."
         )
 
 
@@ -88,15 +114,23 @@ class Classification(TextTask, OwnTask):
 
     def __init__(self, settings: ClassificationSettings, splits: Splits):
         self.pooling = settings.pooling
+        if names := settings.label_columns:
+            splits = {split: [with_labels(row, names) for row in rows] for split, rows in splits.items()}
+            settings = replace(settings, label_column="labels")
         texts, label = settings.choose_columns(splits["train"][0].cells)
+        check_columns(splits, {label: "label_column"} | dict.fromkeys(texts, "text_columns"))
         note_numbers(splits["train"], texts)
-        self.several = are_several(splits["train"], label, settings.label_separator)
+        lists, separator = holds_lists(splits["train"], label), settings.label_separator
+        self.several = separator is not None or lists
+        if lists and all(len(row.labels(label, separator)) == 1 for row in chain(*splits.values())):
+            print(f"the lists in {label!r} have one label each: it is trained as the only one that a text can have")
+            self.several = False
         self.problem = "multi_label_classification" if self.several else "single_label_classification"
         found = f"texts in {' and '.join(map(repr, texts))}, labels in {label!r}"
         print(f"columns: {found}; {self.problem} (settings can name others)")
 
         def parse(row: Row) -> dict[str, Any]:
-            labels = row.labels(label, settings.label_separator) if self.several else [row.label(label)]
+            labels = row.labels(label, separator) if self.several or lists else [row.label(label)]
             return texts_of(row, texts) | {"label": labels}
 
         inputs = ["text", "text_pair"][: len(texts)]
@@ -116,6 +150,10 @@ class Classification(TextTask, OwnTask):
             # The mean weight of a row is 1.
             self.weights = torch.tensor(counts.sum() / (len(counts) * counts), dtype=torch.float32)
             self.loss = self.weighted_loss
+
+    def purpose(self) -> str:
+        which = "which of" if self.several else "which one of"
+        return f"This model says {which} {len(self.labels):,} classes a text has: {shortened(self.labels)}."
 
     def weighted_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         # PyTorch's own mean divides by the weights of the batch, so that accumulated batches would count otherwise.

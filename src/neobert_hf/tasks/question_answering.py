@@ -99,6 +99,23 @@ class QuestionAnswering(OwnTask):
         self.none_allowed, self.mostly_none = not answered.all(), answered.mean() < 0.5
         self.baseline_name = "always no answer" if self.mostly_none else "the sentence most like the question"
 
+    def purpose(self) -> str:
+        none = ", or says that it has none" if self.none_allowed else ""
+        return f"This model finds the part of a text that answers a question{none}."
+
+    def example(self, name: str) -> list[str]:
+        # Transformers has no pipeline for this.
+        return [
+            "from transformers import AutoModelForQuestionAnswering, AutoTokenizer",
+            "",
+            f"tokenizer = AutoTokenizer.from_pretrained({name})",
+            f"model = AutoModelForQuestionAnswering.from_pretrained({name})",
+            'inputs = tokenizer("Who sleeps?", "The cat sleeps.", return_tensors="pt")',
+            "found = model(**inputs)",
+            "first, last = found.start_logits.argmax(), found.end_logits.argmax()",
+            'tokenizer.decode(inputs["input_ids"][0, first : last + 1])',
+        ]
+
     def encode(self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Windows of question and text, with the answer's first and last token; (0, 0) if a window has no answer."""
         tokenizer.padding_side = "right"

@@ -10,6 +10,7 @@ from neobert_hf.common.files import write_json, write_text
 from neobert_hf.common.recipe import Result
 from neobert_hf.common.report import markdown_table
 from neobert_hf.data.sources import name_of
+from neobert_hf.tasks.rows import is_local
 from neobert_hf.tasks.task import OwnTask, TaskSettings
 from neobert_hf.training.fine_tuning import FineTuningTrainer
 
@@ -43,8 +44,7 @@ def write_report(task: OwnTask, settings: TaskSettings, trainer: FineTuningTrain
 
     task.finish(trainer.model)
     trainer.save_whole(folder / "model")
-    # The card may be published, so it names no path of this machine.
-    write_text(folder / "model" / "README.md", model_card(task.kind, Path(data).name, scores, table))
+    write_text(folder / "model" / "README.md", model_card(task, settings, trainer, scores, table))
     content = {"scores": scores, "baselines": baselines, "evaluations": evaluations, "best_step": best}
     write_json(folder / "report.json", content | {"identity": trainer.run.identity})
     write_text(folder / "report.md", text)
@@ -95,14 +95,50 @@ def worst_rows(places: list[str], errors: list[tuple[float, str, str, str]]) -> 
     return [f"The {len(rows)} worst of {len(wrong):,} errors:", "", *table]
 
 
-def model_card(kind: str, data: str, scores: dict[str, dict[str, float]], table: list[str]) -> str:
-    """The card that the Hub shows, and from which `neobert-hf publish` reads the results."""
+def model_card(
+    task: OwnTask, settings: TaskSettings, trainer: FineTuningTrainer, scores: dict[str, dict], table: list[str]
+) -> str:
+    """The card that the Hub shows, and from which `neobert-hf publish` reads the results.
+
+    It may be published, so it names no path of this machine.
+    """
+    data, base = (Path(name_of(given)).name if is_local(given) else given for given in (settings.data, settings.model))
     results = [
-        EvalResult(kind, data, data, metric, value, dataset_split=split)
+        EvalResult(task.kind, data, data, metric, value, dataset_split=split)
         for split, values in scores.items()
         for metric, value in values.items()
     ]
     metadata = ModelCardData(
-        library_name="transformers", pipeline_tag=kind, model_name=data, eval_results=results, tags=["neobert_hf"]
+        library_name="transformers",
+        pipeline_tag=task.kind,
+        model_name=data,
+        base_model=None if is_local(settings.model) else base,
+        datasets=None if is_local(settings.data) else [data],
+        eval_results=results,
+        tags=["neobert_hf"],
     )
-    return "\n".join(["---", metadata.to_yaml(), "---", "", f"# {kind}", "", *table, ""])
+    code = ", trust_remote_code=True" if getattr(trainer.model.config, "auto_map", None) else ""
+    rows = f"{len(task.tables['train']):,} rows of {data}"
+    return "\n".join(
+        [
+            *("---", metadata.to_yaml(), "---", "", f"# {task.kind}", ""),
+            f"{task.purpose()} It is {base}, fine-tuned on {rows}; the weights are those of step "
+            f"{trainer.state.best_global_step:,}, which was chosen on the validation rows.",
+            *(
+                "",
+                "```python",
+                *task.example(f'"path or id of this model"{code}'),
+                "```",
+                "",
+                "## Scores",
+                "",
+                *table,
+                "",
+            ),
+            f"{'In percent. ' if task.in_percent else ''}The metrics on validation are a little too good, since these "
+            "rows chose the step.",
+            *("", "## Licence", ""),
+            f"None is named yet: write `license: ...` at the top. Those of {base} and of the data limit the choice.",
+            "",
+        ]
+    )

@@ -15,7 +15,7 @@ from neobert_hf.common.settings import nearest
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.readers import READERS, Reader
 from neobert_hf.data.rows import Row
-from neobert_hf.data.sources import check_local, is_table, read_rows, split_files
+from neobert_hf.data.sources import Source, check_local, is_table, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
@@ -40,7 +40,7 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
     given = {split: source for split, source in given.items() if source is not None}
     # Before the training rows are read, which may take minutes.
     for split, source in given.items():
-        if not is_table(source) and not is_local(source):
+        if not is_local(source):
             check_exists(source, f"{split}_data")
     folder = None if is_table(settings.data) else Path(settings.data).expanduser()
     if folder is None:
@@ -69,11 +69,30 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
             raise ValueError(f"{settings.data} has no split 'train', only {', '.join(found)}.")
     for split, source in given.items():
         splits[split] = list(read_rows(source, readers=readers))
+    splits = {split: [from_label_studio(row) for row in rows] for split, rows in splits.items()}
     return {split: splits[split] for split in SPLITS if split in splits and (split != "test" or settings.score_test)}
 
 
-def is_local(source: str) -> bool:
-    """Whether there is such a file or folder, or a file that matches the pattern."""
+def from_label_studio(row: Row) -> Row:
+    """A row of a full export of Label Studio as its data, with the first annotation in `label`; others as they are.
+
+    These are the names of classes, or spans of a text.
+    """
+    if not {"data", "annotations"} <= row.cells.keys():
+        return row
+    done = [each for each in row.cells["annotations"] if not each.get("was_cancelled")]
+    if not done:
+        raise ValueError(f"{row.place} has no annotation: annotate it in Label Studio, or leave it out of the export.")
+    found = [each["value"] for each in done[0]["result"]]
+    choices = [name for each in found for name in each.get("choices") or []]
+    spans = [each for each in found if each.get("start") is not None]
+    return Row(row.source, row.index, row.cells["data"] | {"label": choices or spans})
+
+
+def is_local(source: Source) -> bool:
+    """Whether it is a table in memory, or there is such a file or folder, or a file that matches the pattern."""
+    if is_table(source):
+        return True
     path = Path(source).expanduser()
     # A name such as `reviews [1].csv` is no pattern, if there is a file with it.
     return path.exists() or bool(glob.glob(str(path)))
@@ -181,6 +200,21 @@ def choose_column(found: list[str], given: str | None, guesses: Sequence[str], s
         if name in lowered:
             return lowered[name]
     raise ValueError(f"Set `{setting}` to one of the columns: {', '.join(map(repr, found))}. None has a usual name.")
+
+
+def check_columns(splits: Splits, columns: Mapping[str, str]) -> None:
+    """Refuse splits whose files call a column otherwise than the training file.
+
+    Args:
+        columns: the chosen columns, each with the setting that names it.
+    """
+    for rows in splits.values():
+        for column, setting in columns.items():
+            if column not in rows[0].cells:
+                raise ValueError(
+                    f"{rows[0].place} has no column {column!r}, which is the `{setting}` of the training rows; it has "
+                    f"{', '.join(map(repr, rows[0].cells))}. Rename one of these."
+                )
 
 
 def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:

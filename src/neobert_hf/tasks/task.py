@@ -90,6 +90,11 @@ class Task(ABC):
         """Make of the trained model the one that is saved."""
 
 
+def shortened(names: list[str]) -> str:
+    """The first of some names, for a sentence."""
+    return ", ".join([*names[:30], *(["..."] if len(names) > 30 else [])])
+
+
 class OwnTask(Task):
     """A task on a user's own rows, which is reported beside a baseline.
 
@@ -104,6 +109,18 @@ class OwnTask(Task):
     readers: ClassVar[Mapping[str, Reader]] = READERS
     baseline_name: str
     in_percent: bool = True
+
+    @abstractmethod
+    def purpose(self) -> str:
+        """What the model does, as a sentence for its card."""
+
+    def example(self, name: str) -> list[str]:
+        """The lines of a program that uses the model.
+
+        Args:
+            name: the argument that names it.
+        """
+        return ["from transformers import pipeline", "", f'model = pipeline("{self.kind}", {name})', 'model("a text")']
 
     @abstractmethod
     def baseline(self, rows: Dataset) -> Any:

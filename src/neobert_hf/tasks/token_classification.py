@@ -7,10 +7,9 @@ beginning of a word by the space before it would treat them as inner parts of wo
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,18 @@ from sklearn.metrics import classification_report
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, PreTrainedTokenizerBase
 
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.data import readers
-from neobert_hf.data.readers import Reader
-from neobert_hf.data.rows import Row
+from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.pieces import first_with_piece, windows_of_rows
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, choose_column, count_labels, parse_splits
-from neobert_hf.tasks.task import OwnTask, TaskSettings
+from neobert_hf.tasks.rows import Splits, check_columns, choose_column, count_labels, parse_splits
+from neobert_hf.tasks.task import OwnTask, TaskSettings, shortened
+from neobert_hf.tasks.words import READERS, join_words, standard_tags, words_of_spans
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
-WORDS = ("tokens", "words", "form", "text")
-TAGS = ("ner_tags", "tags", "labels", "pos_tags", "upos", "pos", "ner", "chunk_tags", "label")
+WORDS = ("tokens", "words", "form", "word", "token", "text")
+TAGS = "ner_tags tags labels pos_tags upos pos ner chunk_tags label tag entities spans".split()
+SENTENCES = ("sentence #", "sentence_id", "sentence_number", "sent_id", "sentence", "sent")
 IGNORED = -100
 
 
@@ -39,47 +38,28 @@ IGNORED = -100
 class TokenClassificationSettings(TaskSettings):
     """Which columns are used."""
 
-    word_column: str | None = field(default=None, metadata={"help": "lists of words; guessed if unset"})
-    tag_column: str | None = field(default=None, metadata={"help": "lists of tags, one per word; guessed if unset"})
+    word_column: str | None = field(
+        default=None, metadata={"help": "lists of words, single words, or texts that have spans; guessed if unset"}
+    )
+    tag_column: str | None = field(
+        default=None, metadata={"help": "their tags, or [start, end, label] of spans; guessed if unset"}
+    )
+    sentence_column: str | None = field(
+        default=None, metadata={"help": "the number of the sentence, if each row has one word; guessed if unset"}
+    )
     tag_names: list[str] | None = field(
         default=None, metadata={"help": "if tags are bare numbers: the names of 0, 1, 2, ... in order"}
     )
-
-
-def read_conll(file: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, list[str]]]:
-    """Read one word per line, first the word and last its tag, with an empty line after each sentence."""
-    words, tags = [], []
-    for number, line in enumerate(chain(readers.read_lines(file), [""]), 1):
-        # Between tabs a word may contain spaces. No-break spaces, as in 10 000, never separate words.
-        line = line.strip(" \t\r\n")
-        cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line)]
-        if not line or cells[0] == "-DOCSTART-":
-            if words:
-                yield {"tokens": words, "tags": tags}
-            words, tags = [], []
-        elif not words and re.match(r"#\s*id\b", line):
-            # A comment before a sentence of MultiCoNER: `# id 5239d808 domain=en`. `#` may also be a word.
-            continue
-        elif len(cells) < 2:
-            raise ValueError(f"line {number:,} is {line!r:.60}; it must have a word and a tag.")
-        else:
-            words.append(cells[0])
-            tags.append(cells[-1])
-
-
-READERS: Mapping[str, Reader] = {
-    **readers.READERS,
-    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2", ".txt"), read_conll),
-}
 
 
 @recipe
 def tag(settings: TokenClassificationSettings, arguments: FineTuningArguments) -> Result:
     """Fine-tune any encoder to tag words: names of entities, parts of speech.
 
-    The data are CoNLL files, Parquet, JSON lines, a table with lists of words and tags, or a Hub dataset. Entities
-    (tags such as B-PER) are scored by seqeval, other tags by accuracy. For resuming and `output_dir` see `classify`;
-    the baseline gives every word its commonest tag.
+    The data are CoNLL or CoNLL-U files, Parquet, JSON lines or a table with lists of words and tags, with one word a
+    row, or with spans of texts (doccano, Label Studio), or a Hub dataset. Entities (tags such as B-PER) are scored by
+    seqeval, other tags by accuracy. For resuming and `output_dir` see `classify`; the baseline gives every word its
+    commonest tag.
 
     Returns:
         The model's folder; `scores` and those of the `baseline`, by split and metric.
@@ -101,6 +81,8 @@ class TokenClassification(OwnTask):
         words = choose_column(columns, settings.word_column, WORDS, "word_column")
         tags = choose_column(columns, settings.tag_column, TAGS, "tag_column")
         print(f"columns: words in {words!r}, tags in {tags!r} (settings can name others)", flush=True)
+        check_columns(splits, {words: "word_column", tags: "tag_column"})
+        splits = as_lists(splits, words, tags, settings.sentence_column)
         self.tables = parse_splits(
             splits,
             lambda row: words_and_tags(row, words, tags, settings.tag_names),
@@ -109,10 +91,22 @@ class TokenClassification(OwnTask):
             ["words"],
             "tags",
         )
+        if spelling := standard_tags(chain(*self.tables["train"]["tags"][:])):
+            print(f"tags are read in the usual spelling: {', '.join(map(' as '.join, sorted(spelling.items())))}")
+            self.tables = self.tables.map(lambda row: {"tags": [spelling.get(tag, tag) for tag in row["tags"]]})
         self.labels = count_labels(self.tables, "tags", "tag")
         self.entities = is_entity_scheme(self.labels)
+        if not self.entities and {"O", "o"} & set(self.labels):
+            print("these are no tags such as B-PER, I-PER and O: the accuracy of words is scored, not whole entities")
         # The tag of words that become no piece, or that the baseline has not seen.
         self.fallback = Counter(chain(*self.tables["train"]["tags"][:])).most_common(1)[0][0]
+
+    def purpose(self) -> str:
+        return f"This model tags the words of a text with one of {len(self.labels):,} tags: {shortened(self.labels)}."
+
+    def example(self, name: str) -> list[str]:
+        # In training the first piece of a word has its tag.
+        return super().example(f'{name}, aggregation_strategy="first"' if self.entities else name)
 
     def encode(self, rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Windows of at most `max_length` pieces, with `labels`, `row`, and in `word` the word that begins there.
@@ -213,6 +207,24 @@ class TokenClassification(OwnTask):
             shown = [", ".join(f"{words[place]} {some[place]}" for place in wrong) for some in (right, tags)]
             errors.append((len(wrong), *shown, " ".join(words)))
         return errors
+
+
+def as_lists(splits: Splits, words: str, tags: str, sentence: str | None) -> Splits:
+    """Rows that hold lists of words and tags, of such rows, of rows with one word each, or of texts with spans.
+
+    Args:
+        words, tags: the columns.
+        sentence: the column that numbers the sentences, if one is named.
+    """
+    cells = splits["train"][0].cells
+    if not isinstance(cells[words], str) or list_as_text([cells[words]]):
+        return splits
+    if isinstance(cells[tags], list):
+        print(f"{words!r} holds texts and {tags!r} spans: the words of spans are tagged B- and I-, all others O")
+        return {split: [words_of_spans(row, words, tags) for row in rows] for split, rows in splits.items()}
+    sentence = choose_column(list(cells), sentence, SENTENCES, "sentence_column")
+    print(f"each row has one word; {sentence!r} numbers the sentences", flush=True)
+    return {split: join_words(rows, (words, tags), sentence) for split, rows in splits.items()}
 
 
 def words_and_tags(row: Row, words: str, tags: str, names: Sequence[str] | None) -> dict[str, Any]:
