@@ -162,6 +162,7 @@ RANGES = {
     "1 or more": lambda number: number >= 1,
     "0 or more and below 1": lambda number: 0 <= number < 1,
     "above 0 and below 1": lambda number: 0 < number < 1,
+    "0 to 1": lambda number: 0 <= number <= 1,
 }
 
 
