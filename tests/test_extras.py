@@ -8,7 +8,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
