@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 from datasets import Dataset
 from sklearn.metrics import accuracy_score, classification_report, f1_score
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.svm import LinearSVC
 from torch.nn import functional
 
@@ -174,12 +175,16 @@ class Classification(TextTask, OwnTask):
         """In the form of `right`."""
         return (logits > 0).astype(float) if self.several else logits.argmax(-1)
 
-    def baseline(self, rows: Dataset) -> np.ndarray:
-        """Of a linear model on the words of the training texts."""
+    @cached_property
+    def linear_model(self) -> Pipeline:
+        """Fitted on the words of the training texts."""
         classifier = LinearSVC(random_state=0)
-        model = make_pipeline(bag_of_words(), OneVsRestClassifier(classifier) if self.several else classifier)
+        classifier = OneVsRestClassifier(classifier) if self.several else classifier
         train = self.tables["train"]
-        return model.fit(joined(train), self.right(train)).predict(joined(rows))
+        return make_pipeline(bag_of_words(len(self.labels)), classifier).fit(joined(train), self.right(train))
+
+    def baseline(self, rows: Dataset) -> np.ndarray:
+        return self.linear_model.predict(joined(rows))
 
     def metrics(self, rows: Dataset, found: np.ndarray) -> dict[str, float]:
         right = self.right(rows)
