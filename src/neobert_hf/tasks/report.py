@@ -120,9 +120,10 @@ def model_card(
         tags=["neobert_hf"],
     )
     code = ", trust_remote_code=True" if getattr(trainer.model.config, "auto_map", None) else ""
+    step = f"{trainer.state.best_global_step:,}"
     purpose = (
         f"{task.purpose()} It is `{base}`, fine-tuned on {len(task.tables['train']):,} rows of {data}. The validation "
-        f"rows chose its weights, those of step {trainer.state.best_global_step:,}, so their metrics are a little too good."
+        f"rows chose its weights, those of step {step}, so their metrics are a little too good."
     )
     licence = f"None is named yet: write `license: ...` at the top. Those of `{base}` and of the data limit the choice."
     program = ["```python", *task.example(f'"path or id of this model"{code}'), "```"]
