@@ -19,9 +19,9 @@ from torch.nn import functional
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, check_columns, count_labels, parse_splits
+from neobert_hf.tasks.rows import Splits, count_labels, parse_splits
 from neobert_hf.tasks.task import OwnTask, shortened
-from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
+from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -41,11 +41,12 @@ class ClassificationSettings(TextSettings):
         metadata={"help": "balanced: rare classes count as much as common ones, and macro F1 chooses the checkpoint"},
     )
 
-    def choose_columns(self, cells: dict[str, Any]) -> tuple[list[str], str]:
+    def choose_columns(self, splits: Splits) -> tuple[list[str], str]:
         """See `TextSettings`; names the columns that may be `label_columns`, if there is no other."""
         try:
-            return super().choose_columns(cells)
+            return super().choose_columns(splits)
         except ValueError as error:
+            cells = splits["train"][0].cells
             flags = [name for name, cell in cells.items() if str(cell) in ("0", "1", "0.0", "1.0", "False", "True")]
             if len(flags) < 2:
                 raise
@@ -118,9 +119,7 @@ class Classification(TextTask, OwnTask):
         if names := settings.label_columns:
             splits = {split: [with_labels(row, names) for row in rows] for split, rows in splits.items()}
             settings = replace(settings, label_column="labels")
-        texts, label = settings.choose_columns(splits["train"][0].cells)
-        check_columns(splits, {label: "label_column"} | dict.fromkeys(texts, "text_columns"))
-        note_numbers(splits["train"], texts)
+        texts, label = settings.choose_columns(splits)
         lists, separator = holds_lists(splits["train"], label), settings.label_separator
         self.several = separator is not None or lists
         if lists and all(len(row.labels(label, separator)) == 1 for row in chain(*splits.values())):

@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from neobert_hf.data.rows import Row
-from neobert_hf.tasks.rows import choose_column
+from neobert_hf.tasks.rows import Splits, check_columns, choose_column
 from neobert_hf.tasks.task import Task, TaskSettings
 
 
@@ -35,12 +35,9 @@ class TextSettings(TaskSettings):
         default=None, metadata={"help": "hidden states for the head; as in the model's config if unset"}
     )
 
-    def choose_columns(self, cells: dict[str, Any]) -> tuple[list[str], str]:
-        """The one or two text columns, and the label column.
-
-        Args:
-            cells: of the first row, by column.
-        """
+    def choose_columns(self, splits: Splits) -> tuple[list[str], str]:
+        """The one or two text columns, and the label column."""
+        cells = splits["train"][0].cells
         if len(self.text_columns) > 2:
             raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
         label = choose_column(list(cells), self.label_column, self.label_names, "label_column")
@@ -50,6 +47,8 @@ class TextSettings(TaskSettings):
             texts = guess_text_columns({name: cell for name, cell in cells.items() if name != label})
         if label in texts:
             raise ValueError(f"`label_column` is {label!r}, which is also a text column: name another one.")
+        check_columns(splits, {label: "label_column"} | dict.fromkeys(texts, "text_columns"))
+        note_numbers(splits["train"], texts)
         return texts, label
 
 
