@@ -33,6 +33,24 @@ def check_file_name(name: str, what: str) -> str:
     return name
 
 
+def name_of_model(name: str | None, model: str) -> str:
+    """The name of a model in reports, and of its folder of results.
+
+    Args:
+        name: the name that the user gives; if None, the last part of `model`, so that a model that was moved still has
+            its results. All our recipes call their model `model`: then it is the name of the folder around it.
+        model: a folder or Hub id.
+
+    Raises:
+        ValueError: if no folder can have this name.
+    """
+    if name is None:
+        path = Path(model).expanduser()
+        parts = path.resolve().parts if path.exists() else path.parts
+        name = parts[-2] if parts[-1:] == ("model",) and len(parts) > 1 else parts[-1]
+    return check_file_name(name, "`name` of the model")
+
+
 def can_be_id(name: str) -> bool:
     """Whether a name has the form of a Hub id, `name` or `owner/name`, and not that of a data file."""
     parts = name.split("/")

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.common.paths import name_of_model
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, read_local_tasks
-from neobert_hf.evaluation.results import name_of_model
 from tests.helpers.mteb_tasks import INSTRUCTIONS, results_of, run_local, run_mteb, save_model, write_rows
 
 

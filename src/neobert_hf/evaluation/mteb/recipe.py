@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from neobert_hf.common.files import folder_lock, write_json
+from neobert_hf.common.paths import name_of_model
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, check_same_identity, mark_folder
 from neobert_hf.common.settings import check_numbers, nearest, read_yaml
@@ -24,7 +25,7 @@ from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
 from neobert_hf.evaluation.mteb.local_tasks import Instruction, read_instruction, read_local_tasks
 from neobert_hf.evaluation.mteb.report import TASK_TYPES, read_published, write_report
-from neobert_hf.evaluation.results import ADVICE, name_of_model
+from neobert_hf.evaluation.results import ADVICE
 
 
 @dataclass
