@@ -98,7 +98,9 @@ def check_weights(folder: Path) -> None:
             with safe_open(file, "numpy"):
                 pass
         except SafetensorError as error:
-            raise OSError(f"{file} has {file.stat().st_size:,} bytes and is damaged ({error}): copy it again.") from error
+            raise OSError(
+                f"{file} has {file.stat().st_size:,} bytes and is damaged ({error}): copy it again."
+            ) from error
 
 
 def check_model_exists(name: str, setting: str) -> None:
