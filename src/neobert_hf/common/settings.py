@@ -192,7 +192,7 @@ def _is_needed(setting: Field) -> bool:
 
 
 def _as_declared(hint: Any, value: Any) -> Any:
-    """Paths as texts, 2 as 2.0 where a float is declared, one value of several as a list: as a command line does."""
+    """Paths as texts, 2 as 2.0 where a float is declared, one value of several as a list, as a command line does."""
     kinds = (hint, *get_args(hint))
     if type(value) is int and float in kinds and int not in kinds:
         return float(value)

@@ -74,7 +74,7 @@ class MixtureTrainer(ResumableTrainer):
         if evaluator is None and arguments.eval_strategy != IntervalStrategy.NO:
             raise ValueError(
                 f"`eval_strategy` is {arguments.eval_strategy.value!r}, but there are no data for an evaluation: set "
-                "it to no, or describe a dataset for `retrieval` in the file `datasets`."
+                "it to no, hold out a share of `pairs`, or describe a dataset for `retrieval` in the file `datasets`."
             )
         # The score before training.
         arguments.eval_on_start = evaluator is not None
