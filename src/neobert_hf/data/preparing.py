@@ -137,8 +137,8 @@ def prepare_data(settings: PrepareArguments) -> Result:
             if Manifest.read(output) is None:
                 check_unused(output)
                 check_first_documents(plan, tokenizer, settings)
-                save_tokenizer(tokenizer, output)
                 manifest.save(output)
+            save_tokenizer(tokenizer, output)
             write_shards(plan, settings, manifest, output)
             manifest.finished = True
             manifest.save(output)
@@ -183,10 +183,11 @@ def begin(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast, output
 
 
 def check_unused(output: str) -> None:
-    """Refuse a URL where somebody else has put shards. A local folder has a mark, see `common.run`."""
+    """Refuse a URL where somebody else has put what would be replaced. A local folder has a mark, see `common.run`."""
     files, root = url_to_fs(output)
-    if "://" in output and (found := files.glob(f"{glob.escape(root)}/shard-*")):
-        raise ValueError(f"{found[0]} was not written by prepare_data: choose another `output_dir`, or delete it.")
+    for name in ("shard-*", TOKENIZER, RECORDS) if "://" in output else ():
+        if found := files.glob(f"{glob.escape(root)}/{name}"):
+            raise ValueError(f"{found[0]} was not written by prepare_data: choose another `output_dir`, or delete it.")
 
 
 def remove_leftovers(output: str) -> None:
