@@ -245,7 +245,8 @@ def _help_of(action: Action) -> str:
     # Transformers says of its `output_dir` what is not so here.
     said = "folder that the run writes" if action.dest == "output_dir" else action.help or ""
     said = " ".join(said.replace("%%", "%").split())
-    default = "" if action.default in (None, [], SUPPRESS) or action.required else f" ({action.default})"
+    default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
+    default = "" if default in (None, "", SUPPRESS) or action.required else f" ({default})"
     return f"  --{action.dest} {several}\n" + fill(
         f"{said}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
     )
