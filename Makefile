@@ -32,7 +32,7 @@ wheel: .venv/.installed  ## The wheel in empty environments, each with one extra
 	NEOBERT_HF_INSTALL=1 $(BIN)/python -m pytest -n 0 -m slow tests/test_wheel.py
 
 help: .venv/.installed  ## The texts that `neobert-hf COMMAND --help` prints
-	$(BIN)/python -m neobert_hf.common.help
+	$(BIN)/python -c "import neobert_hf_cli; neobert_hf_cli.write_help()"
 
 lint: .venv/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -112,6 +112,13 @@ def run(command: str, args: list[str] | None = None) -> None:
         sys.exit(f"{command}: {error}")
 
 
+def write_help() -> None:
+    """Store the help of every command; a test compares it."""
+    help_of = import_module("neobert_hf.common.help").help_of
+    for command in PLACES:
+        (PACKAGE / "help" / f"{command}.txt").write_text(help_of(load(command)), encoding="utf-8")
+
+
 def _end(code: int) -> None:
     """End this process, and with it the group of processes that `accelerate launch` may have started."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:

@@ -22,15 +22,14 @@ from tests.helpers.models import ROOT, save_checkpoint
 
 pytestmark = pytest.mark.slow
 TRAINING = "--max_steps 2 --use_cpu true --report_to none"
+PREPARING = "prepare_data --source texts.jsonl --tokenizer tokenizer --max_length 32 --held_out_share 0.3"
 # By extra; each command runs in the folder that the one before it has left.
 COMMANDS = {
     "": ["convert checkpoint original --to original"],
     "train": [
         "train_tokenizer --source texts.jsonl --vocab_size 300 --output_dir tokenizer",
-        "prepare_data --source texts.jsonl --tokenizer tokenizer --max_length 32 --held_out_share 0.3 "
-        "--output_dir shards",
-        "prepare_data --source texts.jsonl --tokenizer tokenizer --max_length 32 --held_out_share 0.3 --part held_out "
-        "--output_dir held_out",
+        f"{PREPARING} --output_dir shards",
+        f"{PREPARING} --part held_out --output_dir held_out",
         "pretrain --config pretrain/demo.yaml --train_data shards --validation_data held_out --hidden_size 48 "
         f"--num_hidden_layers 1 --max_length 32 {TRAINING}",
     ],

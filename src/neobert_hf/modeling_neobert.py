@@ -62,6 +62,8 @@ def check_arguments(config, input_ids, inputs_embeds, attention_mask, position_i
         nearest = ["attention_mask"] if name == "pad_mask" else difflib.get_close_matches(name, ARGUMENTS, 1, 0.85)
         if nearest:
             raise TypeError(f"NeoBERT's forward pass has no argument `{name}`; did you mean `{nearest[0]}`?")
+    if kwargs.get("past_key_values") is not None:  # Of PEFT's prefix tuning, which would train nothing.
+        raise ValueError("NeoBERT takes no `past_key_values`: use LoRA or prompt tuning in place of prefix tuning.")
     if (input_ids is None) == (inputs_embeds is None):
         found = "neither" if input_ids is None else "both"
         raise ValueError(f"Pass exactly one of `input_ids` and `inputs_embeds`; got {found}.")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
 from transformers import Trainer, TrainingArguments
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTModel
 from tests.helpers.models import batch_of, ragged_batch, small_model
 from tests.helpers.small_tokenizer import tiny_tokenizer
 
@@ -87,6 +87,14 @@ def test_lora(tmp_path, mlm_checkpoint):
         assert not torch.equal(classifier(mlm_checkpoint, 0).eval()(IDS, attention_mask=MASK).logits, expected)
         merged = model.merge_and_unload()
         assert torch.allclose(merged(IDS, attention_mask=MASK).logits, expected, atol=1e-5)
+
+
+def test_prefix_tuning_is_refused(mlm_checkpoint):
+    """The model has nowhere to put prefixes, so that they would train nothing."""
+    model = NeoBERTModel.from_pretrained(mlm_checkpoint)
+    model = get_peft_model(model, PrefixTuningConfig(num_virtual_tokens=3, task_type="FEATURE_EXTRACTION"))
+    with pytest.raises(ValueError, match="`past_key_values`"):
+        model(input_ids=IDS, attention_mask=MASK)
 
 
 def test_a_new_dense_layer_outside_the_adapter_is_said(mlm_checkpoint, caplog):

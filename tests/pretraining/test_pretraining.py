@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, cha
     [
         ({"train_data": "nowhere"}, "nowhere holds no manifest.json"),
         ({"min_lengths": "0 5000"}, "No document has 5,000 tokens"),
+        ({"max_length": 2}, "`max_length` is 2; it must be 4 or more"),
+        ({"mlm_probability": 20}, "`mlm_probability` is 20.0; it must be 0 to 1"),
+        ({"random_replace_prob": 0.5}, "`mask_replace_prob` and `random_replace_prob` add up to 1.5"),
         ({"max_length": 8192, "micro_batch_tokens": 8192, "global_batch_tokens": 8192}, "`max_length` is 8192"),
         ({"gradient_accumulation_steps": 7}, "`gradient_accumulation_steps` is 7, .*set `global_batch_tokens` instead"),
         ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'"),
@@ -149,6 +153,31 @@ def test_held_out_text_that_may_be_trained_on_is_refused(prepared, tmp_path, tra
     arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, report_to="none")
     with nullcontext() if apart else pytest.raises(ValueError, match="other may hold rows of .*train, which"):
         assert read_data(data, arguments).held_out
+
+
+def test_little_held_out_text_is_said_with_its_masked_tokens(prepared, tmp_path, capsys):
+    arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, report_to="none")
+    data = DataArguments([str(prepared / "train")], 64, [str(prepared / "validation")], micro_batch_tokens=256)
+    (held_out,) = read_data(data, arguments).held_out
+    tokens = sum(len(ids) for ids in held_out.documents)
+    assert f"has about {int(0.2 * tokens):,} masked tokens to measure on" in capsys.readouterr().out
+    more = replace(data, train_data=data.validation_data, validation_data=data.train_data)
+    read_data(more, arguments)
+    assert "masked tokens" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json"]
+)
+def test_a_checkpoint_that_has_lost_a_file_is_named_and_nothing_is_trained(flags, finished, tmp_path, name):
+    """Cut, empty or deleted: of the run itself, and of a first stage whose optimizer goes on."""
+    interrupted_copy(finished, tmp_path / "run", after=6)
+    file = tmp_path / "run" / "checkpoint-6" / name
+    for damage in ("cut", "empty", "deleted"):
+        file.unlink() if damage == "deleted" else file.write_bytes(file.read_bytes()[: 30 if damage == "cut" else 0])
+        for changes in ({}, {"output_dir": tmp_path / "second", "init_from": file.parent, "continue_optimizer": True}):
+            with pytest.raises(CheckpointError, match=f"checkpoint-6/{name} (has|is missing)"):
+                pretrain.main(flags(**changes))
 
 
 def test_passes_over_the_data_are_a_number_of_steps(flags, prepared, tmp_path):
@@ -346,6 +375,13 @@ def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
     shutil.rmtree(first / "checkpoint-12")
     with pytest.raises(ValueError, match="has reached only step 9 of 12"):
         pretrain.main(flags(init_from=first, continue_optimizer=True))
+    weights = first / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    for cut in (b"", b"version https://git-lfs.github.com/spec/v1", whole[:-9]):
+        weights.write_bytes(cut)
+        with pytest.raises(OSError, match="first/model/model.safetensors has .* bytes and is damaged"):
+            pretrain.main(flags(init_from=first))
+    weights.write_bytes(whole)
     file = first / "model" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]

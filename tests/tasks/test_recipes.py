@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.tasks import texts
 from neobert_hf.training.fine_tuning import FineTuningArguments, load_for_task
 from tests.helpers.examples import load_example
 from tests.helpers.models import save_encoder
@@ -77,7 +78,7 @@ def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
     """What the model's card says of its scores; nothing in it is of this machine, and the model is of that kind."""
     card = ModelCard.load(folder / "model" / "README.md")
     assert str(folder) not in card.content and f"# {kind}" in card.text
-    assert "license" in card.text and "chosen on the validation rows" in card.text
+    assert "license" in card.text and "rows chose its weights" in card.text
     # The program in it runs.
     (program,) = re.findall("```python\n(.*?)```", card.text, re.DOTALL)
     exec(program.replace("path or id of this model", str(folder / "model")), {})
@@ -184,6 +185,14 @@ def test_balanced_weights_let_a_rare_class_count_as_much_as_a_common_one(encoder
         found = [{one["label"]: one["score"] for one in each} for each in classifier([row["text"] for row in rows])]
         shares[weights_] = sum(each["y"] for each in found) / len(found)
     assert shares[None] < 0.25 and 0.35 < shares["balanced"] < 0.65
+
+
+def test_the_baseline_of_many_classes_takes_no_more_memory(monkeypatch):
+    rows = [{"text": f"word{row} of {row % 20}", "label": f"class {row % 20}"} for row in range(200)]
+    task = task_of_rows("classes", train=rows)
+    monkeypatch.setattr(texts, "MOST_WEIGHTS", 1000)
+    assert task.linear_model[-1].coef_.shape == (20, 50)
+    assert task.metrics(task.tables["validation"], task.baseline(task.tables["validation"]))["accuracy"] > 0.9
 
 
 def test_few_steps_make_few_checkpoints():

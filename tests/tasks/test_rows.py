@@ -192,7 +192,7 @@ BAD_ROWS = [
     ("classes", {}, {"train": HOURS}, "'label' holds numbers with decimals, such as 2.5.*`regress`"),
     ("classes", {"label_separator": ";", "class_weights": "balanced"}, {}, "`class_weights`"),
     ("numbers", {}, {"train": [*PRICED, {"text": "e", "price": "12,5"}]}, "row 2: 'price' is '12,5'"),
-    ("numbers", {}, {"train": PRICED[:1]}, "All training rows have the number 2 in 'price'"),
+    ("numbers", {}, {"train": PRICED[:1]}, "All training rows have 2 in 'price'"),
     ("classes", {}, {"train": WRITTEN}, "'x', 'y'.*`label_separator`"),
     ("classes", {}, {"train": HOT, "validation": [HOT[0] | {"text": "c"}]}, "lists of 0.0 and 1.0"),
     ("tags", {}, {"validation": [{"tokens": ["a", "b"], "tags": ["O"]}]}, "row 0 has 2 words and 1 tags"),

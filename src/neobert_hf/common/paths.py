@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers.utils.hub import cached_file
 
 
@@ -30,6 +31,24 @@ def check_file_name(name: str, what: str) -> str:
     if not name.strip(" .") or {"/", "\\"} & set(name):
         raise ValueError(f"{what} is {name!r}; files are named after it, so it must be a name without slashes.")
     return name
+
+
+def name_of_model(name: str | None, model: str) -> str:
+    """The name of a model in reports, and of its folder of results.
+
+    Args:
+        name: the name that the user gives; if None, the last part of `model`, so that a model that was moved still has
+            its results. All our recipes call their model `model`: then it is the name of the folder around it.
+        model: a folder or Hub id.
+
+    Raises:
+        ValueError: if no folder can have this name.
+    """
+    if name is None:
+        path = Path(model).expanduser()
+        parts = path.resolve().parts if path.exists() else path.parts
+        name = parts[-2] if parts[-1:] == ("model",) and len(parts) > 1 else parts[-1]
+    return check_file_name(name, "`name` of the model")
 
 
 def can_be_id(name: str) -> bool:
@@ -86,6 +105,22 @@ def held_by(folder: Path) -> str:
     return ", ".join(sorted(file.name for file in folder.glob("[!.]*"))[:8]) or "nothing"
 
 
+def check_weights(folder: Path) -> None:
+    """Refuse weights that were cut, or that are a pointer of Git LFS: no library names the file.
+
+    Raises:
+        OSError: naming the file.
+    """
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, "numpy"):
+                pass
+        except SafetensorError as error:
+            raise OSError(
+                f"{file} has {file.stat().st_size:,} bytes and is damaged ({error}): copy it again."
+            ) from error
+
+
 def check_model_exists(name: str, setting: str) -> None:
     """Refuse a model that exists neither locally nor on the Hub, with a message that covers both cases.
 
@@ -96,11 +131,12 @@ def check_model_exists(name: str, setting: str) -> None:
         name, setting: as for `check_exists`.
 
     Raises:
-        OSError: saying that there is no such local folder, and what the Hub answered.
+        OSError: saying that there is no such local folder, and what the Hub answered; or that its weights are damaged.
     """
     check_exists(name, setting)
     if (folder := Path(name).expanduser()).exists():
         if any((folder / file).exists() for file in SIGNS_OF_A_MODEL):
+            check_weights(folder)
             return
         raise FileNotFoundError(
             f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}, but {held_by(folder)}. "

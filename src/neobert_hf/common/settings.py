@@ -162,6 +162,7 @@ RANGES = {
     "1 or more": lambda number: number >= 1,
     "0 or more and below 1": lambda number: 0 <= number < 1,
     "above 0 and below 1": lambda number: 0 < number < 1,
+    "0 to 1": lambda number: 0 <= number <= 1,
 }
 
 
@@ -244,7 +245,8 @@ def _help_of(action: Action) -> str:
     # Transformers says of its `output_dir` what is not so here.
     said = "folder that the run writes" if action.dest == "output_dir" else action.help or ""
     said = " ".join(said.replace("%%", "%").split())
-    default = "" if action.default in (None, [], SUPPRESS) or action.required else f" ({action.default})"
+    default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
+    default = "" if default in (None, "", SUPPRESS) or action.required else f" ({default})"
     return f"  --{action.dest} {several}\n" + fill(
         f"{said}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
     )

@@ -16,8 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.collator import BatchLayout
 from neobert_hf.data.documents import DocumentKey, PreparedDocuments
+from neobert_hf.data.shards import check_max_length
 
 
 @dataclass
@@ -61,6 +63,14 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        check_max_length(self.max_length)
+        ranges = dict.fromkeys(("global_batch_tokens", "micro_batch_tokens", "shuffle_shards"), "1 or more")
+        masks = dict.fromkeys(("mlm_probability", "mask_replace_prob", "random_replace_prob"), "0 to 1")
+        check_numbers(self, ranges | masks | {"min_lengths": "0 or more", "cache_gb": "above 0"})
+        if (replaced := self.mask_replace_prob + self.random_replace_prob) > 1:
+            raise ValueError(
+                f"`mask_replace_prob` and `random_replace_prob` add up to {replaced}; it must be 1 or less."
+            )
         shares = self.probabilities
         if len(self.min_lengths) != len(shares) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise ValueError(
@@ -266,11 +276,15 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
 
     Args:
         micro_batch_tokens: most tokens of a micro-batch.
+
+    Attributes:
+        tokens: of all documents.
     """
 
     def __init__(self, documents: PreparedDocuments, micro_batch_tokens: int, rank: int, world_size: int):
         lengths = np.concatenate([documents.lengths(shard) for shard in range(len(documents.shards))])
         ends = np.minimum(lengths, documents.max_length).cumsum()
+        self.tokens = int(ends[-1])
         self.batches: list[list[DocumentKey]] = []
         start = 0
         while start < len(ends):

@@ -18,7 +18,7 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.data import PretrainingData, read_data
 from neobert_hf.pretraining.settings import UNUSED, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.trainer import MLMTrainer
-from neobert_hf.training.run import Run, complete_checkpoints, read_progress, step_of
+from neobert_hf.training.run import Run, check_files, complete_checkpoints, read_progress, step_of
 
 
 @recipe
@@ -125,6 +125,8 @@ def find_source(data: DataArguments) -> str | Path | None:
         check_model_exists(str(source), "init_from")
         return source
     checkpoint = [folder, *complete_checkpoints(folder)][-1]
+    # Without its optimizer, training would go on with a fresh one.
+    check_files(checkpoint)
     steps = read_progress(checkpoint).identity["max_steps"]
     if checkpoint != folder and step_of(checkpoint) < steps:
         raise ValueError(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -11,16 +12,16 @@ import torch
 from datasets import Dataset
 from sklearn.metrics import accuracy_score, classification_report, f1_score
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.svm import LinearSVC
 from torch.nn import functional
 
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, check_columns, count_labels, parse_splits
+from neobert_hf.tasks.rows import Splits, count_labels, parse_splits
 from neobert_hf.tasks.task import OwnTask, shortened
-from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
+from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -40,11 +41,12 @@ class ClassificationSettings(TextSettings):
         metadata={"help": "balanced: rare classes count as much as common ones, and macro F1 chooses the checkpoint"},
     )
 
-    def choose_columns(self, cells: dict[str, Any]) -> tuple[list[str], str]:
+    def choose_columns(self, splits: Splits) -> tuple[list[str], str]:
         """See `TextSettings`; names the columns that may be `label_columns`, if there is no other."""
         try:
-            return super().choose_columns(cells)
+            return super().choose_columns(splits)
         except ValueError as error:
+            cells = splits["train"][0].cells
             flags = [name for name, cell in cells.items() if str(cell) in ("0", "1", "0.0", "1.0", "False", "True")]
             if len(flags) < 2:
                 raise
@@ -117,9 +119,7 @@ class Classification(TextTask, OwnTask):
         if names := settings.label_columns:
             splits = {split: [with_labels(row, names) for row in rows] for split, rows in splits.items()}
             settings = replace(settings, label_column="labels")
-        texts, label = settings.choose_columns(splits["train"][0].cells)
-        check_columns(splits, {label: "label_column"} | dict.fromkeys(texts, "text_columns"))
-        note_numbers(splits["train"], texts)
+        texts, label = settings.choose_columns(splits)
         lists, separator = holds_lists(splits["train"], label), settings.label_separator
         self.several = separator is not None or lists
         if lists and all(len(row.labels(label, separator)) == 1 for row in chain(*splits.values())):
@@ -174,12 +174,16 @@ class Classification(TextTask, OwnTask):
         """In the form of `right`."""
         return (logits > 0).astype(float) if self.several else logits.argmax(-1)
 
-    def baseline(self, rows: Dataset) -> np.ndarray:
-        """Of a linear model on the words of the training texts."""
+    @cached_property
+    def linear_model(self) -> Pipeline:
+        """Fitted on the words of the training texts."""
         classifier = LinearSVC(random_state=0)
-        model = make_pipeline(bag_of_words(), OneVsRestClassifier(classifier) if self.several else classifier)
+        classifier = OneVsRestClassifier(classifier) if self.several else classifier
         train = self.tables["train"]
-        return model.fit(joined(train), self.right(train)).predict(joined(rows))
+        return make_pipeline(bag_of_words(len(self.labels)), classifier).fit(joined(train), self.right(train))
+
+    def baseline(self, rows: Dataset) -> np.ndarray:
+        return self.linear_model.predict(joined(rows))
 
     def metrics(self, rows: Dataset, found: np.ndarray) -> dict[str, float]:
         right = self.right(rows)

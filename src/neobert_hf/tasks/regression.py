@@ -14,9 +14,9 @@ from torch import nn
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, check_columns, parse_splits
+from neobert_hf.tasks.rows import Splits, parse_splits
 from neobert_hf.tasks.task import OwnTask
-from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, note_numbers, texts_of
+from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
@@ -55,9 +55,7 @@ class Regression(TextTask, OwnTask):
 
     def __init__(self, settings: RegressionSettings, splits: Splits):
         self.pooling = settings.pooling
-        texts, label = settings.choose_columns(splits["train"][0].cells)
-        check_columns(splits, {label: "label_column"} | dict.fromkeys(texts, "text_columns"))
-        note_numbers(splits["train"], texts)
+        texts, label = settings.choose_columns(splits)
         print(f"columns: texts in {' and '.join(map(repr, texts))}, numbers in {label!r} (settings can name others)")
 
         def parse(row: Row) -> dict[str, Any]:
@@ -68,9 +66,7 @@ class Regression(TextTask, OwnTask):
         numbers = np.array(self.tables["train"]["label"][:])
         self.mean, self.deviation = float(numbers.mean()), float(numbers.std())
         if self.deviation == 0:
-            raise ValueError(
-                f"All training rows have the number {self.mean:g} in {label!r}: there is nothing to learn."
-            )
+            raise ValueError(f"All training rows have {self.mean:g} in {label!r}: there is nothing to learn.")
 
     def purpose(self) -> str:
         low, high = (function(self.tables["train"]["label"][:]) for function in (min, max))

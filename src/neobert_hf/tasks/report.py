@@ -7,6 +7,7 @@ from datasets import DatasetDict
 from huggingface_hub import EvalResult, ModelCardData
 
 from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.paths import name_of_model
 from neobert_hf.common.recipe import Result
 from neobert_hf.common.report import markdown_table
 from neobert_hf.data.sources import name_of
@@ -102,7 +103,8 @@ def model_card(
 
     It may be published, so it names no path of this machine.
     """
-    data, base = (Path(name_of(given)).name if is_local(given) else given for given in (settings.data, settings.model))
+    data = Path(name_of(settings.data)).name if is_local(settings.data) else settings.data
+    base = name_of_model(None, settings.model) if is_local(settings.model) else settings.model
     results = [
         EvalResult(task.kind, data, data, metric, value, dataset_split=split)
         for split, values in scores.items()
@@ -118,27 +120,12 @@ def model_card(
         tags=["neobert_hf"],
     )
     code = ", trust_remote_code=True" if getattr(trainer.model.config, "auto_map", None) else ""
-    rows = f"{len(task.tables['train']):,} rows of {data}"
-    return "\n".join(
-        [
-            *("---", metadata.to_yaml(), "---", "", f"# {task.kind}", ""),
-            f"{task.purpose()} It is {base}, fine-tuned on {rows}; the weights are those of step "
-            f"{trainer.state.best_global_step:,}, which was chosen on the validation rows.",
-            *(
-                "",
-                "```python",
-                *task.example(f'"path or id of this model"{code}'),
-                "```",
-                "",
-                "## Scores",
-                "",
-                *table,
-                "",
-            ),
-            f"{'In percent. ' if task.in_percent else ''}The metrics on validation are a little too good, since these "
-            "rows chose the step.",
-            *("", "## Licence", ""),
-            f"None is named yet: write `license: ...` at the top. Those of {base} and of the data limit the choice.",
-            "",
-        ]
+    step = f"{trainer.state.best_global_step:,}"
+    purpose = (
+        f"{task.purpose()} It is `{base}`, fine-tuned on {len(task.tables['train']):,} rows of {data}. The validation "
+        f"rows chose its weights, those of step {step}, so their metrics are a little too good."
     )
+    licence = f"None is named yet: write `license: ...` at the top. Those of `{base}` and of the data limit the choice."
+    program = ["```python", *task.example(f'"path or id of this model"{code}'), "```"]
+    lines = ["---", metadata.to_yaml(), "---", "", f"# {task.kind}", "", purpose, "", *program, ""]
+    return "\n".join([*lines, "## Scores", "", *table, "", "## Licence", "", licence, ""])

@@ -1,6 +1,5 @@
 """Tasks on whole texts: which columns hold the one or two texts of a row, and what a model reads of them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -9,8 +8,8 @@ from datasets import Dataset
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from neobert_hf.data.rows import Row
-from neobert_hf.tasks.rows import choose_column
+from neobert_hf.data.rows import Row, is_number
+from neobert_hf.tasks.rows import Splits, check_columns, choose_column
 from neobert_hf.tasks.task import Task, TaskSettings
 
 
@@ -19,6 +18,8 @@ LABELS = "label_text label_name labels_text label labels category class target s
 LABELS = (*LABELS.split(), "rating", "y")
 TEXTS = ("text", "sentence", "content", "review", "document", "comment", "description", "title", "body", "question")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"))
+# Of a baseline. They take 400 MB, and fitting them twice as much again.
+MOST_WEIGHTS = 50_000_000
 
 
 @dataclass
@@ -33,12 +34,9 @@ class TextSettings(TaskSettings):
         default=None, metadata={"help": "hidden states for the head; as in the model's config if unset"}
     )
 
-    def choose_columns(self, cells: dict[str, Any]) -> tuple[list[str], str]:
-        """The one or two text columns, and the label column.
-
-        Args:
-            cells: of the first row, by column.
-        """
+    def choose_columns(self, splits: Splits) -> tuple[list[str], str]:
+        """The one or two text columns, and the label column."""
+        cells = splits["train"][0].cells
         if len(self.text_columns) > 2:
             raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
         label = choose_column(list(cells), self.label_column, self.label_names, "label_column")
@@ -48,6 +46,8 @@ class TextSettings(TaskSettings):
             texts = guess_text_columns({name: cell for name, cell in cells.items() if name != label})
         if label in texts:
             raise ValueError(f"`label_column` is {label!r}, which is also a text column: name another one.")
+        check_columns(splits, {label: "label_column"} | dict.fromkeys(texts, "text_columns"))
+        note_numbers(splits["train"], texts)
         return texts, label
 
 
@@ -74,13 +74,6 @@ def note_numbers(rows: Sequence[Row], columns: Sequence[str]) -> None:
             )
 
 
-def is_number(cell: Any) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except (TypeError, ValueError):
-        return False
-
-
 def texts_of(row: Row, columns: Sequence[str]) -> dict[str, str]:
     """The texts of a row as `text` and, if there are two, `text_pair`."""
     return {name: row.text(column) for name, column in zip(("text", "text_pair"), columns)}
@@ -91,10 +84,11 @@ def joined(rows: Dataset) -> list[str]:
     return [" ".join(texts) for texts in zip(*(rows[name][:] for name in rows.column_names if name.startswith("text")))]
 
 
-def bag_of_words() -> TfidfVectorizer:
-    """What the baselines know of a text."""
+def bag_of_words(outputs: int = 1) -> TfidfVectorizer:
+    """What a baseline with so many outputs knows of a text: its words and pairs of words, the commonest if need be."""
     # Every text has a word of this kind; scikit-learn's own pattern drops single letters and signs.
-    return TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
+    words = {"token_pattern": r"\S+", "ngram_range": (1, 2), "sublinear_tf": True}
+    return TfidfVectorizer(max_features=MOST_WEIGHTS // outputs, **words)
 
 
 class TextTask(Task):

@@ -230,6 +230,13 @@ def test_results_of_other_data_or_weights_in_the_same_place_are_refused(finished
         run_glue.main(flags(tmp_path / "copy", model=other))
 
 
+def test_a_length_that_leaves_nothing_of_the_texts_is_refused(flags, tmp_path):
+    # STS-B has pairs, which have three special tokens.
+    for task, length in (("sst2", 2), ("stsb", 4)):
+        with pytest.raises(ValueError, match=f"`max_length` is {length}"):
+            run_glue.main(flags(tmp_path, task=task, max_length=length, transfer=False))
+
+
 @pytest.mark.parametrize(
     "change, name",
     [

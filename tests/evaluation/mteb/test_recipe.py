@@ -8,10 +8,10 @@ import pytest
 import yaml
 from sentence_transformers import SentenceTransformer
 
+from neobert_hf.common.paths import name_of_model
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder
 from neobert_hf.evaluation.mteb.local_tasks import TYPES, read_local_tasks
-from neobert_hf.evaluation.results import name_of_model
 from tests.helpers.mteb_tasks import INSTRUCTIONS, results_of, run_local, run_mteb, save_model, write_rows
 
 
@@ -84,6 +84,12 @@ def test_only_tasks_without_a_result_are_evaluated_wherever_model_and_data_are(l
 def test_results_of_other_settings_are_refused_by_name(local, models, evaluated, name, value, found):
     with pytest.raises(SettingsMismatch, match=f"\\n  {found}: "):
         run_local(local, models[0], evaluated, "--name", "m", "--tasks", "Similarity", f"--{name}", value)
+
+
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(local, models, tmp_path):
+    for length in ("0", "2"):
+        with pytest.raises(ValueError, match=f"`max_length` is {length}"):
+            run_local(local, models[0], tmp_path, "--max_length", length)
 
 
 def test_results_of_other_weights_or_data_are_refused(local, models, copied, tmp_path):

@@ -14,6 +14,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
+from neobert_hf.common.paths import name_of_model
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, check_same_identity, identity_of, mark_folder
 from neobert_hf.evaluation.glue.metrics import ScoreMetric
@@ -28,7 +29,7 @@ from neobert_hf.evaluation.glue.trials import (
     plan_trials,
     read_results,
 )
-from neobert_hf.evaluation.results import ADVICE, name_of_model
+from neobert_hf.evaluation.results import ADVICE
 from neobert_hf.tasks.recipe import build_trainer
 from neobert_hf.tasks.texts import TextTask
 from neobert_hf.training.arguments import result_settings
