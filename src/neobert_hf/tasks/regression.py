@@ -24,7 +24,7 @@ from neobert_hf.training.fine_tuning import FineTuningArguments
 class RegressionSettings(TextSettings):
     """Which columns are used, and what the head reads."""
 
-    label_names: ClassVar[tuple[str, ...]] = ("score", "rating", "value", "price", "target", "label", "labels", "y")
+    usual_labels: ClassVar[tuple[str, ...]] = ("score", "rating", "value", "price", "target", "label", "labels", "y")
 
 
 @recipe

@@ -26,7 +26,7 @@ MOST_WEIGHTS = 50_000_000
 class TextSettings(TaskSettings):
     """Which columns are used, and what the head reads."""
 
-    label_names: ClassVar[tuple[str, ...]] = LABELS
+    usual_labels: ClassVar[tuple[str, ...]] = LABELS
 
     text_columns: list[str] = field(default_factory=list, metadata={"help": "one or two columns; guessed if empty"})
     label_column: str | None = field(default=None, metadata={"help": "guessed if unset"})
@@ -39,7 +39,7 @@ class TextSettings(TaskSettings):
         cells = splits["train"][0].cells
         if len(self.text_columns) > 2:
             raise ValueError(f"`text_columns` names {len(self.text_columns)} columns; it must name one or two.")
-        label = choose_column(list(cells), self.label_column, self.label_names, "label_column")
+        label = choose_column(list(cells), self.label_column, self.usual_labels, "label_column")
         if self.text_columns:
             texts = [choose_column(list(cells), name, (), "text_columns") for name in self.text_columns]
         else:
