@@ -50,6 +50,7 @@ COMMANDS = {
         "pseudo_perplexity": ("evaluation.pseudo_perplexity", "eval", "pseudo-perplexity against length"),
     },
     "Checkpoints and the Hub": {
+        "average": ("hub.averaging", "train", "average the weights of models"),
         "convert": ("hub.conversion", "", "convert checkpoints of the original project, and back"),
         "doctor": ("hub.diagnosis", "embed", "check whether a checkpoint is healthy"),
         "export": ("hub.exporting", "export", "write ONNX files, a web page around them, or files for llama.cpp"),

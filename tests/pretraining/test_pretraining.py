@@ -346,6 +346,54 @@ def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_pat
         pretrain.main([*flags(**stage), "--rope_parameters", '{"rope_type": "yarn", "factor": 3.0}'])
 
 
+COURSES = {
+    "stable, then a decay": {"schedule": "wsd", "decay_steps": 0.5},
+    "masks that fall": {"mlm_probability": 0.4, "final_mlm_probability": 0.1, "validation_mlm_probability": 0.2},
+    "projections": {"optimizer": "muon", "muon_by_projection": True},
+}
+
+
+@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize("after", [3, 9])
+def test_a_course_that_was_interrupted_anywhere_ends_with_the_same_bits(flags, held_out, tmp_path, course, after):
+    changes = COURSES[course] | held_out
+    log = run(flags(**changes, output_dir=tmp_path / "whole"))
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=after)
+    again = run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert [entry.get("learning_rate") for entry in log] == [entry.get("learning_rate") for entry in again]
+    shares = [entry["mlm_probability"] for entry in log if "mlm_probability" in entry]
+    assert not shares or shares == pytest.approx([0.4 - 0.3 * step / 11 for step in range(12)])
+
+
+def test_held_out_masks_do_not_follow_the_course(prepared, tmp_path):
+    """So that runs of other courses can be compared."""
+    arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, report_to="none")
+    folders = {"train_data": [str(prepared / "train")], "validation_data": [str(prepared / "validation")]}
+    labels = []
+    for course in ({"mlm_probability": 0.2}, {"mlm_probability": 0.4, "final_mlm_probability": 0.1}):
+        data = DataArguments(**folders, **course, max_length=64, micro_batch_tokens=256, validation_mlm_probability=0.2)
+        (held_out,) = read_data(data, arguments).held_out
+        labels.append(held_out.collator(held_out.documents.__getitems__(next(iter(held_out.sampler))))["labels"])
+    assert torch.equal(*labels)
+
+
+def test_a_stable_stage_and_its_decay_on_other_text_are_two_runs(flags, prepared, tmp_path):
+    """Killed in each stage and between them, they end with the same bits."""
+    stable = {"schedule": "constant", "max_steps": 9}
+    decay = {"schedule": "wsd", "decay_steps": 6, "warmup_steps": 0, "max_steps": 6, "seed": 1}
+    decay |= {"train_data": prepared / "validation", "continue_optimizer": True}
+    for name in ("whole", "killed"):
+        for stage, changes in (("stable", stable), ("decay", decay | {"init_from": tmp_path / name / "stable"})):
+            if name == "killed":
+                with interrupted_behind("checkpoint-3"):
+                    pretrain.main(flags(**changes, output_dir=tmp_path / name / stage))
+            log = run(flags(**changes, output_dir=tmp_path / name / stage))
+    assert_same_weights(tmp_path / "killed" / "decay", tmp_path / "whole" / "decay")
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert rates == pytest.approx([5e-3 * (1 - math.sqrt(step / 6)) for step in range(6)])
+
+
 def test_several_folders_resume_with_the_same_bits(flags, prepared, tmp_path):
     """With other shares, or the folders in another order, it is another run."""
     domain, general = tmp_path / "domain", prepared / "train"

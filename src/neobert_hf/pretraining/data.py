@@ -75,8 +75,10 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
         rows = PreparedDocuments([folder], data.max_length, data.cache_gb)
         every = HeldOutBatchSampler(rows, data.micro_batch_tokens, *process)
         # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
-        held_out.append(MicroBatches(rows, every, replace(collator, layout="packed", seed=0)))
-        masked = int(data.mlm_probability * every.tokens)
+        share = data.validation_mlm_probability or data.mlm_probability
+        same = replace(collator, layout="packed", seed=0, mlm_probability=share)
+        held_out.append(MicroBatches(rows, every, same))
+        masked = int(share * every.tokens)
         if masked < FEW_MASKED and arguments.process_index == 0:
             print(
                 f"{folder} has about {masked:,} masked tokens to measure on: its loss may be off by 0.1 nats or "

@@ -35,7 +35,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     inputs = {"init_from": settings.init_from, "train_data": list(settings.train_folders())}
     inputs |= {"validation_data": settings.validation_data}
-    leave_out = {*UNUSED, "num_train_epochs", "max_steps", "cache_gb"}
+    leave_out = {*UNUSED, "num_train_epochs", "max_steps", "cache_gb", "validation_mlm_probability"}
     folder = {"inputs": inputs, "writes": ["curves.png"], "leave_out": leave_out}
     with Run.start("pretrain", arguments, architecture, settings, **folder) as run:
         # 2. Data, and the number of steps, if it was given as passes over them
@@ -45,6 +45,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
             arguments.max_steps = math.ceil(
                 micro_batches / arguments.gradient_accumulation_steps / arguments.world_size
             )
+        data.train.sampler.max_steps = arguments.max_steps
         run.identify(
             max_steps=arguments.max_steps,
             init_from=settings.init_from and model_fingerprint(find_source(settings)),
