@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Module
 from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.sentence_transformer.modules import Dense, Dropout, LayerNorm, Normalize, Pooling, Router
 
+from neobert_hf import NeoBERTForSequenceClassification
 from tests.helpers.examples import status_of
 from tests.helpers.models import ROOT, save_checkpoint
 from tests.helpers.small_tokenizer import small_tokenizer
@@ -210,6 +211,13 @@ def test_each_field_is_honoured_or_refused(name, kind, encoders, tmp_path, monke
     else:
         assert status == 0
         assert outcome != "said" or case.name in capsys.readouterr().out
+
+
+def test_a_reranker_with_prompts_is_not_exported_without_them(tmp_path):
+    scorer = save_checkpoint(tmp_path / "scorer", NeoBERTForSequenceClassification, num_labels=1)
+    CrossEncoder(str(scorer), device="cpu", prompts={"query": "cats "}).save_pretrained(str(tmp_path / "model"))
+    assert "prompts" in status_of(["export", str(tmp_path / "model"), str(tmp_path / "out")])
+    assert not list(tmp_path.glob("out*"))
 
 
 TEXTS = ["Cats and dogs " * 3, "a Query", "x", "the long document about many cats and as many dogs"]
