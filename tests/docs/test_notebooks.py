@@ -1,6 +1,5 @@
 """The notebooks run from the first cell to the last, with a smaller model and fewer texts."""
 
-
 import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
