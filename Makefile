@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 # instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test everything nightly clients servers lint docs bench gpu gpu_checks clean
+.PHONY: demo test everything nightly clients servers wheel help lint docs bench gpu gpu_checks clean
 
 demo: .venv/.installed  ## Tokenizer, pretraining, fill-mask and search on the documentation inside Python
 	$(BIN)/python examples/demo.py --config configs/demo.yaml
@@ -27,6 +27,12 @@ clients: .venv-clients/.installed  ## The tests of third-party clients (five min
 
 servers: .venv-servers/.installed  ## The test of the server vLLM (ten minutes)
 	.venv-servers/bin/python -m pytest tests/servers
+
+wheel: .venv/.installed  ## The wheel in empty environments, each with one extra from the package index (downloads)
+	NEOBERT_HF_INSTALL=1 $(BIN)/python -m pytest -n 0 -m slow tests/test_wheel.py
+
+help: .venv/.installed  ## The texts that `neobert-hf COMMAND --help` prints
+	$(BIN)/python -c "import neobert_hf_cli; neobert_hf_cli.write_help()"
 
 lint: .venv/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -21,6 +21,8 @@ from tokenizers import Tokenizer
 
 FILES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_quantized.onnx"}
 ENGINES = ("onnxruntime", "openvino")
+# What `neobert-hf export` accepts: the mean of the states of all tokens, that of the first, or that of the last.
+POOLINGS = ("mean", "cls", "lasttoken")
 
 
 class OnnxModel:
@@ -89,7 +91,7 @@ class OnnxModel:
             normalize_embeddings: return vectors of length 1, even if the model itself does not normalise.
 
         Raises:
-            ValueError: if the model has no such prompt, or its pooling is neither the mean nor the first token.
+            ValueError: if the model has no such prompt, or another pooling than `POOLINGS`.
         """
         self.check_pooling()
         if prompt is None:
@@ -101,9 +103,12 @@ class OnnxModel:
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             _, mask, states = self.run([prompted[place] for place in places])
-            first = self.pooling["pooling_mode"] == "cls"
-            # The output is zero at padding, so a sum over all positions is a sum over the real tokens.
-            pooled = states[:, 0] if first else states.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
+            mode, lengths = self.pooling["pooling_mode"], mask.sum(1)
+            if mode == "mean":
+                # The output is zero at padding, so a sum over all positions is a sum over the real tokens.
+                pooled = states.sum(1) / np.maximum(lengths[:, None], 1)
+            else:
+                pooled = states[np.arange(len(states)), 0 if mode == "cls" else lengths - 1]
             # As in Sentence Transformers, the vector is normalised before it is truncated.
             embeddings[places] = (unit(pooled) if self.normalize else pooled)[:, : self.dimensions]
         embeddings = unit(embeddings) if normalize_embeddings else embeddings
@@ -125,11 +130,10 @@ class OnnxModel:
 
     def check_pooling(self) -> None:
         mode = self.pooling.get("pooling_mode")
-        if mode not in ("mean", "cls") or not self.pooling.get("include_prompt", True):
+        if mode not in POOLINGS:
             raise ValueError(
-                f"1_Pooling/config.json has the `pooling_mode` {mode!r} and `include_prompt` "
-                f"{self.pooling.get('include_prompt', True)}; this example supports only 'mean' and 'cls', with "
-                "`include_prompt` true. If there is no `pooling_mode`, export the model again."
+                f"1_Pooling/config.json has the `pooling_mode` {mode!r}; it must be one of {', '.join(POOLINGS)}. If "
+                "there is none, export the model again."
             )
 
     def fill_mask(self, text: str, top: int = 5) -> list[tuple[str, float]]:

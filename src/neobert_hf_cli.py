@@ -50,6 +50,7 @@ COMMANDS = {
         "pseudo_perplexity": ("evaluation.pseudo_perplexity", "eval", "pseudo-perplexity against length"),
     },
     "Checkpoints and the Hub": {
+        "average": ("hub.averaging", "train", "average the weights of models"),
         "convert": ("hub.conversion", "", "convert checkpoints of the original project, and back"),
         "doctor": ("hub.diagnosis", "embed", "check whether a checkpoint is healthy"),
         "export": ("hub.exporting", "export", "write ONNX files, a web page around them, or files for llama.cpp"),
@@ -110,6 +111,13 @@ def run(command: str, args: list[str] | None = None) -> None:
         if place != Path(__file__).resolve() and not place.is_relative_to(PACKAGE.resolve()):
             raise
         sys.exit(f"{command}: {error}")
+
+
+def write_help() -> None:
+    """Store the help of every command; a test compares it."""
+    help_of = import_module("neobert_hf.common.help").help_of
+    for command in PLACES:
+        (PACKAGE / "help" / f"{command}.txt").write_text(help_of(load(command)), encoding="utf-8")
 
 
 def _end(code: int) -> None:

@@ -8,7 +8,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -16,6 +15,7 @@ from neobert_hf_cli import PLACES
 from tests.helpers.models import ROOT
 
 
+tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
 # What is imported only where a setting asks for it, and what only the commands beside `convert` need.
 ASKED_FOR = {"ray", "weaviate"}
 OF_OTHER_COMMANDS = {"": {"sentence_transformers"}}

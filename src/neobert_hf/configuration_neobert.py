@@ -18,6 +18,7 @@ ORIGINAL_JUNK_KEYS = ("kwargs", "trust_remote_code", "pretrained_model_name_or_p
 
 # RoPE types that stretch the positions by a fixed factor. `dynamic` instead starts from the length of training.
 STRETCHED = ("linear", "yarn", "longrope", "llama3")
+TRAINED_LENGTH = "original_max_position_embeddings"
 
 
 @strict
@@ -37,8 +38,8 @@ class NeoBERTConfig(PreTrainedConfig):
         norm_eps (`float`): epsilon of the norms.
         dropout (`float`): on attention weights and on the output of both sub-layers, in training only.
         max_length (`int`, defaults to 4096): how many tokens the model reads; the stored name of
-            `max_position_embeddings`. Given together with a stretched RoPE that does not name its
-            `original_max_position_embeddings`, it is the length of training, and becomes `factor` times as long.
+            `max_position_embeddings`. Given together with a stretched RoPE whose `original_max_position_embeddings` is
+            missing or the same, it is the length of training, and becomes `factor` times as long.
         dim_head (`int`): width of a head; the stored name of `head_dim`.
         embedding_init_range, decoder_init_range (`float`): embeddings and linear layers start uniformly in +- this.
         classifier_init_range (`float`): standard deviation with which task heads start.
@@ -117,9 +118,9 @@ class NeoBERTConfig(PreTrainedConfig):
             rope_type = rope.get("rope_type", rope.get("type"))
             if rope_type == "linear":
                 # Kept by us in every stretched RoPE, so that loading does not stretch it again; others require it.
-                self.ignore_keys_at_rope_validation = {"original_max_position_embeddings"}
-            if rope_type in STRETCHED and "original_max_position_embeddings" not in rope:
-                rope["original_max_position_embeddings"] = self.max_length
+                self.ignore_keys_at_rope_validation = {TRAINED_LENGTH}
+            # A config that was saved with a stretched RoPE has both lengths.
+            if rope_type in STRETCHED and rope.setdefault(TRAINED_LENGTH, self.max_length) == self.max_length:
                 self.max_length = int(self.max_length * (rope.get("factor") or 1))
         kwargs["auto_map"] = dict(self.auto_classes)
         super().__post_init__(**kwargs)
@@ -133,7 +134,7 @@ class NeoBERTConfig(PreTrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         config = super().to_diff_dict()
-        if "original_max_position_embeddings" in (self.rope_parameters or {}):
+        if TRAINED_LENGTH in (self.rope_parameters or {}):
             # The Trainer loads a checkpoint's config as a generic one, whose check of YaRN needs this name.
             config["max_position_embeddings"] = self.max_length
         return config
@@ -146,7 +147,9 @@ class NeoBERTConfig(PreTrainedConfig):
         if rope:
             stored = config_dict.get("rope_parameters") or config_dict.get("rope_scaling") or {}
             length = config_dict.get("max_length", config_dict.get("max_position_embeddings", 4096))
-            trained = stored.get("original_max_position_embeddings", length)
+            trained = stored.get(TRAINED_LENGTH, length)
+            if rope.get("rope_type", rope.get("type")) in STRETCHED:
+                trained = rope.get(TRAINED_LENGTH, trained)
             theta = {"rope_theta": stored.get("rope_theta", config_dict.get("rope_theta", cls.default_theta))}
             config_dict = config_dict | {"rope_parameters": theta | rope, "max_length": trained}
             config_dict.pop("rope_scaling", None)

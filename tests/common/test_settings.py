@@ -73,6 +73,12 @@ class Paths:
     several: list[str] | None = field(default=None, metadata={"path": True})
 
 
+def test_null_is_no_value_on_the_command_line_as_in_a_file(tmp_path):
+    found = parse(tmp_path, "rate: 1\nlimit: 3\n", "--limit", "null", "--options=null", "--name", "null")
+    # A name must be given, and may be this one.
+    assert (found.limit, found.options, found.name) == (None, None, "null")
+
+
 def test_a_shipped_config_writes_where_one_stands(tmp_path, monkeypatch):
     """Wherever the package is installed; and it finds what lies beside it."""
     monkeypatch.chdir(tmp_path)

@@ -76,6 +76,23 @@ def test_mixture_draws_subsets_with_their_probabilities(sampler):
     assert sorted(first) == list(range(1000))
 
 
+def test_the_share_of_masks_goes_from_one_to_the_other_by_steps_on_any_number_of_processes(sampler):
+    course = {"mlm_probability": 0.3, "final_mlm_probability": 0.1, "global_batch_tokens": 2048}
+    shares = {}
+    for world_size in (1, 2, 4):
+        for rank in range(world_size):
+            plan = sampler(**course)
+            plan.rank, plan.world_size, plan.max_steps = rank, world_size, 5
+            for number, keys in enumerate(islice(plan, 20 // world_size)):
+                shares.setdefault(number * world_size + rank, set()).update(key.mlm_probability for key in keys)
+    # Four micro-batches of a step have the same share.
+    expected = [0.3, 0.25, 0.2, 0.15, 0.1]
+    for number in range(20):
+        (share,) = shares[number]
+        assert share == pytest.approx(expected[number // 4])
+    assert {key.mlm_probability for keys in islice(sampler(), 20) for key in keys} == {None}
+
+
 def test_each_folder_has_its_share_and_its_subsets(folder_of):
     """The first three shards are in one folder, and the last two, with half as much weight, in another."""
     sizes = {"micro_batch_tokens": 512, "shuffle_shards": 2, "min_lengths": [0, 100], "probabilities": [0.75, 0.25]}

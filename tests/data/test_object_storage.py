@@ -1,6 +1,7 @@
 """Preparing from and to `s3://`, and training from there, against a server on this machine."""
 
 import json
+from pathlib import Path
 from uuid import uuid4
 
 import fsspec
@@ -77,11 +78,13 @@ def test_tables_are_written_and_what_other_machines_wrote_is_seen(bucket):
     assert [each["number"] for each in do_parts(plan, None, f"{bucket}/parts", {})] == [0, 1]
 
 
-def test_shards_of_somebody_else_are_not_replaced(bucket, corpus):
-    fsspec.filesystem("s3").pipe(f"{bucket}/theirs/shard-00000.arrow", b"theirs")
-    with pytest.raises(ValueError, match="theirs/shard-00000.arrow"):
-        prepare(bucket, corpus, f"{bucket}/theirs")
-    assert files_in(f"{bucket}/theirs") == {"shard-00000.arrow": b"theirs"}
+@pytest.mark.parametrize("file", ["shard-00000.arrow", "tokenizer/tokenizer.json"])
+def test_what_somebody_else_wrote_is_not_replaced(bucket, corpus, file):
+    folder = f"{bucket}/theirs-{Path(file).stem}"
+    fsspec.filesystem("s3").pipe(f"{folder}/{file}", b"theirs")
+    with pytest.raises(ValueError, match=f"{folder.split('/')[-1]}/{file.split('/')[0]} was not written by"):
+        prepare(bucket, corpus, folder)
+    assert files_in(folder) == {file: b"theirs"}
 
 
 def test_training_from_a_url_ends_with_the_same_bits(prepared_there, prepared, tmp_path, monkeypatch):

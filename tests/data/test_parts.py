@@ -1,5 +1,6 @@
 """Work in parts: the same files for any number of workers, whatever is killed."""
 
+import errno
 import gzip
 import json
 import multiprocessing
@@ -102,6 +103,15 @@ def test_any_kind_of_source_is_cut(corpus, tmp_path):
 def test_rows_may_be_skipped_and_counted(corpus, skip, most):
     texts = [text for part in plan_parts(corpus, 9, skip, most) for text in read_texts(part, "text")]
     assert [text.upper() for text in texts] == EXPECTED[skip:][:most]
+
+
+def test_a_full_disk_is_said_with_the_file(corpus, tmp_path, monkeypatch):
+    def full(table, file, compression):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="part-00000.parquet could not be written: the disk is full"):
+        do_parts(plan_parts(corpus, 10), upper, str(tmp_path / "out"), SETTINGS)
 
 
 def note_process(part):

@@ -178,6 +178,7 @@ def test_a_finished_folder_is_left_alone_and_other_settings_or_text_are_refused_
     [
         (["One document only."], "holds 1 of the documents"),
         (["", None, " "], "no text in 'text'"),
+        (["1", "2.5", ""], "numbers in 'text'"),
         (["a", "b", "c"], "None of the 3 documents"),
         (["Их тексты написаны буквами, которых словарь не знает."] * 3, "80% of the tokens"),
     ],
@@ -197,6 +198,8 @@ def test_what_is_no_corpus_is_refused(tokenizer, tmp_path, documents, message):
         # Tests run with `HF_HUB_OFFLINE`: see conftest.py.
         (["--source", "hf://datasets/owner/name/a.parquet"], ConnectionError, "'hf://datasets/owner/name/a.parquet'"),
         (["--part", "held_out"], ValueError, "`held_out_share` is 0.0"),
+        (["--max_length", "0"], ValueError, "`max_length` is 0; it must be 4 or more"),
+        (["--documents_per_shard", "0"], ValueError, "`documents_per_shard` is 0"),
     ],
 )
 def test_wrong_settings_leave_nothing_behind(source, tokenizer, tmp_path, flags, error, message):

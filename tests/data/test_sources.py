@@ -21,6 +21,7 @@ def cells(source, *arguments, **options) -> list[dict]:
 SOUND = {
     "a csv": ("a.csv", "text,id\nNA,007\n,1.50\n", [{"text": "NA", "id": "007"}, {"text": "", "id": "1.50"}]),
     "Excel's semicolons": ("a.csv", '\ufefftext;n\n"a; b, c";1,5\n', [{"text": "a; b, c", "n": "1,5"}]),
+    "Excel's separator": ("a.csv", '\ufeffsep=;\r\n"a, b";n\r\n"x; y";1,5\r\n', [{"a, b": "x; y", "n": "1,5"}]),
     "a byte order mark": ("a.csv", "\ufefftext\nx\n", [{"text": "x"}]),
     "quotes": ("a.csv", 'text,n\n"a, ""b""\nc",1\r\n', [{"text": 'a, "b"\nc', "n": "1"}]),
     "quotes in a tsv": ("a.tsv", 'text\tn\n"x\t5\n', [{"text": '"x', "n": "5"}]),

@@ -146,3 +146,9 @@ def test_what_the_original_cannot_express_is_refused(case, tmp_path):
     small_model(cls, **changes).save_pretrained(tmp_path / "here")
     assert name in status_of(["convert", str(tmp_path / "here"), str(tmp_path / "out"), "--to", "original"])
     assert not list(tmp_path.glob("out*"))
+
+
+def test_modules_that_are_left_out_are_said(embedder, tmp_path, capsys):
+    convert(embedder, tmp_path / "out", "--to", "neobert_hf")
+    assert "only the encoder" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "modules.json").exists()

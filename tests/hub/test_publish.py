@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCard, constants
+from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -144,6 +145,14 @@ def test_a_wrong_token_stops_before_work(api, work):
     api.whoami.side_effect = OSError("Invalid token")
     assert "Invalid token" in status_of(["publish", str(work / "mlm"), "me/mlm", *ADDRESS])
     assert api.mock_calls == [("whoami",)]
+
+
+@pytest.mark.parametrize("refused", ["whoami", "create_repo", "upload_folder"])
+def test_what_the_hub_refuses_is_one_line(refused, api, work):
+    getattr(api, refused).side_effect = HTTPError("403 Forbidden for url\n\nYou need write access.")
+    status = status_of(["publish", str(work / "page"), "me/page"])
+    assert status.startswith("publish: ") and status.endswith("403 Forbidden for url You need write access.")
+    assert "\n" not in status
 
 
 def test_an_unhealthy_checkpoint_is_not_published(work, tmp_path):

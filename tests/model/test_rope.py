@@ -92,9 +92,11 @@ def lengths_of(config) -> tuple[int, int, float]:
 
 @pytest.mark.parametrize("load", ["model", "config", "constructor", "rope_scaling"])
 @pytest.mark.parametrize("kind", ["yarn", "linear", "longrope", "llama3"])
-def test_a_new_rope_stretches_the_trained_length_once(kind, load, tmp_path):
+@pytest.mark.parametrize("form", ["short", "as other models' cards have it"])
+def test_a_new_rope_stretches_the_trained_length_once(form, kind, load, tmp_path):
     small_model(rope_theta=50000.0).save_pretrained(tmp_path / "trained")
-    rope, folder = dict(ROPE_TYPES[kind]), tmp_path / "trained"
+    given = ROPE_TYPES[kind] | ({} if form == "short" else {"original_max_position_embeddings": TRAINED})
+    rope, folder = dict(given), tmp_path / "trained"
     if load == "model":
         config = NeoBERTModel.from_pretrained(folder, rope_parameters=rope).config
     elif load == "config":
@@ -104,7 +106,7 @@ def test_a_new_rope_stretches_the_trained_length_once(kind, load, tmp_path):
     else:
         config = NeoBERTConfig(max_length=64, rope_theta=50000.0, rope_scaling=rope)
     assert lengths_of(config) == (256, 64, 50000.0)
-    assert rope == ROPE_TYPES[kind], "the caller's dictionary is left alone"
+    assert rope == given, "the caller's dictionary is left alone"
     for number in range(2):
         config.save_pretrained(tmp_path / f"{number}")
         config = AutoConfig.from_pretrained(tmp_path / f"{number}")

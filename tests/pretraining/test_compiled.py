@@ -6,8 +6,12 @@
 import re
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from tests.helpers import task_runs
+from tests.helpers.examples import load_example
+from tests.helpers.models import save_encoder
 from tests.helpers.pretraining_runs import (
     ScriptProcesses,
     assert_same_weights,
@@ -15,7 +19,9 @@ from tests.helpers.pretraining_runs import (
     launched_environments,
     run,
     small_flags,
+    weights,
 )
+from tests.helpers.small_tokenizer import small_tokenizer
 from tests.pretraining.test_distributed import assert_close, train_sharded
 
 
@@ -78,3 +84,18 @@ def test_two_processes_are_the_same_run(engine, flags, tmp_path):
     plain = launched_environments(f"{engine}.yaml", 2)
     assert "resuming from" in ScriptProcesses(flags("mixed", **changes), plain, **script).finish()
     assert_close(tmp_path / "mixed", tmp_path / "plain", weights=2e-5)
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_the_same_run(tmp_path):
+    """Whose loss of a micro-batch depends on whether the model trains, which after an evaluation it does again."""
+    encoder = save_encoder(tmp_path / "encoder", small_tokenizer())
+    rows = task_runs.write_json_lines(tmp_path / "rows.jsonl", task_runs.tagged_rows(60, seed=0, length=5))
+    # Adam would make much of what float32 rounds.
+    changes = {"classifier_dropout": 0, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 100.0, "eval_steps": 3}
+    changes |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "num_train_epochs": 1}
+    load_example("run_token_classification").main(task_runs.flags(tmp_path / "plain", encoder, rows, **changes))
+    compiled(task_runs.flags(tmp_path / "compiled", encoder, rows, **changes), script="run_token_classification")
+    found, expected = weights(tmp_path / "compiled"), weights(tmp_path / "plain")
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)

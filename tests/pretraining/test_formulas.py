@@ -14,6 +14,7 @@ from transformers import set_seed
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.data.batches import DataArguments
 from neobert_hf.data.collator import MLMCollator
+from neobert_hf.data.documents import DocumentKey
 from neobert_hf.pretraining.data import read_data
 from neobert_hf.pretraining.flops import training_flops
 from neobert_hf.pretraining.optimizers import build_optimizer, build_schedule
@@ -39,6 +40,10 @@ def plain_learning_rate(arguments: PretrainingArguments, step: int) -> float:
         return arguments.learning_rate * step / warmup
     if arguments.schedule == "constant":
         return arguments.learning_rate
+    if arguments.schedule == "wsd":
+        decay = math.ceil(arguments.decay_steps * steps) if arguments.decay_steps <= 1 else arguments.decay_steps
+        done = max(0, step - (steps - decay)) / decay
+        return arguments.learning_rate * (1 - (math.sqrt(done) if arguments.decay_shape == "1-sqrt" else done))
     if arguments.schedule == "linear":
         return arguments.learning_rate * max(0, steps - step) / (steps - warmup)
     # The cosine is at its floor, a tenth, after 90% of the steps.
@@ -61,12 +66,30 @@ def test_schedules(name, warmup):
         schedule.step()
 
 
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
+@pytest.mark.parametrize("decay", [0.2, 0.01, 1.0, 3, 13])
+def test_the_last_steps_of_wsd_fall_to_0(shape, decay):
+    options = {"schedule": "wsd", "decay_steps": decay, "decay_shape": shape}
+    arguments = arguments_with(learning_rate=0.3, max_steps=20, warmup_steps=0 if decay == 1.0 else 7, **options)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
+    schedule = build_schedule("wsd", optimizer, arguments.get_warmup_steps(20), 20, decay, shape)
+    for step in range(21):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(plain_learning_rate(arguments, step), abs=1e-9), step
+        optimizer.step()
+        schedule.step()
+    with pytest.raises(ValueError, match="`warmup_steps` and `decay_steps` are 8 and 13"):
+        build_schedule("wsd", optimizer, 8, 20, 13, shape)
+
+
 @pytest.mark.parametrize("chosen_share", [0.02, 0.2, 1.0])
 @pytest.mark.parametrize("mask, other", [(1.0, 0.0), (0.8, 0.1), (0.0, 0.5), (0.3, 0.7)])
 def test_masks(chosen_share, mask, other):
     """Of 4,000 tokens as many are chosen, masked and replaced as the settings say, and no special one."""
     tokenizer, ids = small_tokenizer(), np.random.default_rng(0).integers(0, 100, size=4_000)
-    masked = MLMCollator(tokenizer, chosen_share, mask, other).mask(ids, (3, 1, 0))
+    masked = MLMCollator(tokenizer, chosen_share, mask, other).mask(ids, DocumentKey(3, 1, 0))
+    # The share may be another one at this step of the training.
+    again = MLMCollator(tokenizer, 0.5, mask, other).mask(ids, DocumentKey(3, 1, 0, chosen_share))
+    assert all(torch.equal(masked[name], again[name]) for name in masked)
     ids, found, labels = torch.from_numpy(ids), masked["input_ids"], masked["labels"]
     chosen = labels != -100
     # The first five entries of the vocabulary are the special tokens.
@@ -206,6 +229,33 @@ def test_muon_takes_the_hidden_matrices_and_learns():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_muon_by_projection_takes_query_key_and_value_and_gate_and_input_each_as_a_matrix():
+    """Its step on the fused matrices is that of plain Muon on separate ones."""
+    model = small_model(NeoBERTForMaskedLM)
+    heads, block = model.config.num_attention_heads, model.model.transformer_encoder[0]
+    arguments = arguments_with(optimizer="muon", learning_rate=2e-3, weight_decay=0.1, muon_by_projection=True)
+    optimizer = build_optimizer(model, arguments)
+    ids, _ = ragged_batch()
+    model(ids, labels=ids).loss.backward()
+    separate = {
+        "query, key, value": (block.qkv.weight, lambda matrix: matrix.view(heads, 3, -1, 64).unbind(1)),
+        "gate, input": (block.ffn.w12.weight, lambda matrix: matrix.chunk(2)),
+    }
+    expected = {}
+    for name, (fused, parts) in separate.items():
+        weights = [torch.nn.Parameter(part.reshape(-1, 64).detach().clone()) for part in parts(fused)]
+        for weight, gradient in zip(weights, parts(fused.grad)):
+            weight.grad = gradient.reshape(-1, 64).clone()
+        group = {"params": weights, "use_muon": True}
+        type(optimizer)([group], lr=2e-3, weight_decay=0.1, use_adjusted_lr=True).step()
+        expected[name] = torch.stack([weight.detach() for weight in weights])
+    optimizer.step()
+    for name, (fused, parts) in separate.items():
+        found = torch.stack([part.reshape(-1, 64) for part in parts(fused.detach())])
+        # Steps are of 4e-4; where a CPU computes in bfloat16, the order of its sums shows.
+        torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-5)
 
 
 def test_flops_against_the_profiler():

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, cha
     [
         ({"train_data": "nowhere"}, "nowhere holds no manifest.json"),
         ({"min_lengths": "0 5000"}, "No document has 5,000 tokens"),
+        ({"max_length": 2}, "`max_length` is 2; it must be 4 or more"),
+        ({"mlm_probability": 20}, "`mlm_probability` is 20.0; it must be 0 to 1"),
+        ({"random_replace_prob": 0.5}, "`mask_replace_prob` and `random_replace_prob` add up to 1.5"),
         ({"max_length": 8192, "micro_batch_tokens": 8192, "global_batch_tokens": 8192}, "`max_length` is 8192"),
         ({"gradient_accumulation_steps": 7}, "`gradient_accumulation_steps` is 7, .*set `global_batch_tokens` instead"),
         ({"save_strategy": "epoch"}, "`save_strategy` is 'epoch'"),
@@ -151,6 +155,31 @@ def test_held_out_text_that_may_be_trained_on_is_refused(prepared, tmp_path, tra
         assert read_data(data, arguments).held_out
 
 
+def test_little_held_out_text_is_said_with_its_masked_tokens(prepared, tmp_path, capsys):
+    arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, report_to="none")
+    data = DataArguments([str(prepared / "train")], 64, [str(prepared / "validation")], micro_batch_tokens=256)
+    (held_out,) = read_data(data, arguments).held_out
+    tokens = sum(len(ids) for ids in held_out.documents)
+    assert f"has about {int(0.2 * tokens):,} masked tokens to measure on" in capsys.readouterr().out
+    more = replace(data, train_data=data.validation_data, validation_data=data.train_data)
+    read_data(more, arguments)
+    assert "masked tokens" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json"]
+)
+def test_a_checkpoint_that_has_lost_a_file_is_named_and_nothing_is_trained(flags, finished, tmp_path, name):
+    """Cut, empty or deleted: of the run itself, and of a first stage whose optimizer goes on."""
+    interrupted_copy(finished, tmp_path / "run", after=6)
+    file = tmp_path / "run" / "checkpoint-6" / name
+    for damage in ("cut", "empty", "deleted"):
+        file.unlink() if damage == "deleted" else file.write_bytes(file.read_bytes()[: 30 if damage == "cut" else 0])
+        for changes in ({}, {"output_dir": tmp_path / "second", "init_from": file.parent, "continue_optimizer": True}):
+            with pytest.raises(CheckpointError, match=f"checkpoint-6/{name} (has|is missing)"):
+                pretrain.main(flags(**changes))
+
+
 def test_passes_over_the_data_are_a_number_of_steps(flags, prepared, tmp_path):
     folder = prepare(prepared, tmp_path / "data", "--max_documents 50")
     log = run(flags(train_data=folder, max_steps=None, num_train_epochs=2, min_lengths=0, probabilities=1))
@@ -166,6 +195,12 @@ def test_corpora_of_two_tokenizers_do_not_mix(flags, prepared, tmp_path):
     other = prepare(prepared, tmp_path / "data", f"--tokenizer {tmp_path}/bpe")
     with pytest.raises(ValueError, match="another tokenizer"):
         pretrain.main(flags(train_data=other, validation_data=prepared / "validation"))
+
+
+def losses(folder) -> list[tuple[int, float]]:
+    """Step and loss of every entry of the log, but for evaluations."""
+    log = json.loads((folder / "log.json").read_text())
+    return [(entry["step"], entry.get("loss")) for entry in log if "eval_loss" not in entry]
 
 
 def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags, finished, tmp_path, monkeypatch):
@@ -184,6 +219,7 @@ def test_a_resumed_run_reads_only_what_is_left_and_refuses_other_settings(flags,
         pretrain.main(flags())
         assert len(read) == steps * 4
         assert_same_weights(tmp_path / "run", finished)
+        assert losses(tmp_path / "run") == losses(finished)
 
 
 def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch):
@@ -310,6 +346,54 @@ def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_pat
         pretrain.main([*flags(**stage), "--rope_parameters", '{"rope_type": "yarn", "factor": 3.0}'])
 
 
+COURSES = {
+    "stable, then a decay": {"schedule": "wsd", "decay_steps": 0.5},
+    "masks that fall": {"mlm_probability": 0.4, "final_mlm_probability": 0.1, "validation_mlm_probability": 0.2},
+    "projections": {"optimizer": "muon", "muon_by_projection": True},
+}
+
+
+@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize("after", [3, 9])
+def test_a_course_that_was_interrupted_anywhere_ends_with_the_same_bits(flags, held_out, tmp_path, course, after):
+    changes = COURSES[course] | held_out
+    log = run(flags(**changes, output_dir=tmp_path / "whole"))
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=after)
+    again = run(flags(**changes))
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert [entry.get("learning_rate") for entry in log] == [entry.get("learning_rate") for entry in again]
+    shares = [entry["mlm_probability"] for entry in log if "mlm_probability" in entry]
+    assert not shares or shares == pytest.approx([0.4 - 0.3 * step / 11 for step in range(12)])
+
+
+def test_held_out_masks_do_not_follow_the_course(prepared, tmp_path):
+    """So that runs of other courses can be compared."""
+    arguments = PretrainingArguments(str(tmp_path), bf16=False, use_cpu=True, report_to="none")
+    folders = {"train_data": [str(prepared / "train")], "validation_data": [str(prepared / "validation")]}
+    labels = []
+    for course in ({"mlm_probability": 0.2}, {"mlm_probability": 0.4, "final_mlm_probability": 0.1}):
+        data = DataArguments(**folders, **course, max_length=64, micro_batch_tokens=256, validation_mlm_probability=0.2)
+        (held_out,) = read_data(data, arguments).held_out
+        labels.append(held_out.collator(held_out.documents.__getitems__(next(iter(held_out.sampler))))["labels"])
+    assert torch.equal(*labels)
+
+
+def test_a_stable_stage_and_its_decay_on_other_text_are_two_runs(flags, prepared, tmp_path):
+    """Killed in each stage and between them, they end with the same bits."""
+    stable = {"schedule": "constant", "max_steps": 9}
+    decay = {"schedule": "wsd", "decay_steps": 6, "warmup_steps": 0, "max_steps": 6, "seed": 1}
+    decay |= {"train_data": prepared / "validation", "continue_optimizer": True}
+    for name in ("whole", "killed"):
+        for stage, changes in (("stable", stable), ("decay", decay | {"init_from": tmp_path / name / "stable"})):
+            if name == "killed":
+                with interrupted_behind("checkpoint-3"):
+                    pretrain.main(flags(**changes, output_dir=tmp_path / name / stage))
+            log = run(flags(**changes, output_dir=tmp_path / name / stage))
+    assert_same_weights(tmp_path / "killed" / "decay", tmp_path / "whole" / "decay")
+    rates = [entry["learning_rate"] for entry in log if "loss" in entry]
+    assert rates == pytest.approx([5e-3 * (1 - math.sqrt(step / 6)) for step in range(6)])
+
+
 def test_several_folders_resume_with_the_same_bits(flags, prepared, tmp_path):
     """With other shares, or the folders in another order, it is another run."""
     domain, general = tmp_path / "domain", prepared / "train"
@@ -339,6 +423,13 @@ def test_second_stage_from_something_else_is_refused(flags, finished, tmp_path):
     shutil.rmtree(first / "checkpoint-12")
     with pytest.raises(ValueError, match="has reached only step 9 of 12"):
         pretrain.main(flags(init_from=first, continue_optimizer=True))
+    weights = first / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    for cut in (b"", b"version https://git-lfs.github.com/spec/v1", whole[:-9]):
+        weights.write_bytes(cut)
+        with pytest.raises(OSError, match="first/model/model.safetensors has .* bytes and is damaged"):
+            pretrain.main(flags(init_from=first))
+    weights.write_bytes(whole)
     file = first / "model" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]

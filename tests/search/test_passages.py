@@ -3,7 +3,7 @@
 import random
 from pydoc_data.topics import topics
 
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from neobert_hf.search.passages import split_passages
@@ -57,3 +57,26 @@ def test_short_texts_stay_and_longer_words_are_cut():
     word = "".join(f"{i:02d}" for i in range(45))
     passages = split_passages(f"before {word} after", TOKENIZER, 20, 5)
     assert len(passages) > 2 and word in "".join(dict.fromkeys(split_passages(word, TOKENIZER, 20, 0)))
+
+
+def test_characters_that_the_tokenizer_drops_stay_with_their_word():
+    """Accents of NFD, marks of direction, soft hyphens and a BOM; no passage begins with one."""
+    draw, marks = random.Random(0), "\u0301 \u200f \u00ad \u200b \ufe0f".split(" ")
+    words = [f"{word}{draw.choice(marks)}" for word in TEXT.split()[:400]]
+    text = "\ufeff" + " ".join(words)
+    assert tokens(text) == tokens(" ".join(TEXT.split()[:400]))
+    passages = split_passages(text, TOKENIZER, 20, 0)
+    assert "".join(passages) == text and len(passages) > 20
+    assert all(tokens(passage) <= 20 for passage in passages)
+    assert not [passage for passage in passages[1:] if passage[0] in marks]
+
+
+def test_a_character_of_several_words_is_not_cut():
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "(": 2, "1": 3, ")": 4}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.BertPreTokenizer()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    text = "a a a \u2474 " * 9
+    for size in range(4, 12):
+        passages = split_passages(text, tokenizer, size, 0)
+        assert "".join(passages) == text
+        assert max(len(tokenizer(passage).input_ids) for passage in passages) <= size

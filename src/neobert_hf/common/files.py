@@ -73,7 +73,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def saying_if_full(path: Path) -> Iterator[None]:
+def saying_if_full(path: str | Path) -> Iterator[None]:
     """Raise an OSError that names the path if the block fails since there is no room on the disk."""
     try:
         yield
@@ -99,9 +99,10 @@ def write_whole(path: str, write: Callable[[BinaryIO], Any]) -> None:
     files, path = url_to_fs(path)
     # Another machine may be writing the same file, if this one was only cut off and taken for dead.
     temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.partial"
-    with files.open(temporary, "wb") as file:
-        write(file)
-    files.mv(temporary, path)
+    with saying_if_full(path):
+        with files.open(temporary, "wb") as file:
+            write(file)
+        files.mv(temporary, path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers.utils.hub import cached_file
 
 
@@ -104,6 +105,22 @@ def held_by(folder: Path) -> str:
     return ", ".join(sorted(file.name for file in folder.glob("[!.]*"))[:8]) or "nothing"
 
 
+def check_weights(folder: Path) -> None:
+    """Refuse weights that were cut, or that are a pointer of Git LFS: no library names the file.
+
+    Raises:
+        OSError: naming the file.
+    """
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, "numpy"):
+                pass
+        except SafetensorError as error:
+            raise OSError(
+                f"{file} has {file.stat().st_size:,} bytes and is damaged ({error}): copy it again."
+            ) from error
+
+
 def check_model_exists(name: str, setting: str) -> None:
     """Refuse a model that exists neither locally nor on the Hub, with a message that covers both cases.
 
@@ -114,11 +131,12 @@ def check_model_exists(name: str, setting: str) -> None:
         name, setting: as for `check_exists`.
 
     Raises:
-        OSError: saying that there is no such local folder, and what the Hub answered.
+        OSError: saying that there is no such local folder, and what the Hub answered; or that its weights are damaged.
     """
     check_exists(name, setting)
     if (folder := Path(name).expanduser()).exists():
         if any((folder / file).exists() for file in SIGNS_OF_A_MODEL):
+            check_weights(folder)
             return
         raise FileNotFoundError(
             f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}, but {held_by(folder)}. "

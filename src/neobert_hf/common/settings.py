@@ -162,6 +162,7 @@ RANGES = {
     "1 or more": lambda number: number >= 1,
     "0 or more and below 1": lambda number: 0 <= number < 1,
     "above 0 and below 1": lambda number: 0 < number < 1,
+    "0 to 1": lambda number: 0 <= number <= 1,
 }
 
 
@@ -191,9 +192,11 @@ def _is_needed(setting: Field) -> bool:
 
 
 def _as_declared(hint: Any, value: Any) -> Any:
-    """Paths as texts, and one value of a setting that takes several as a list of it, as a command line has them."""
-    takes_several = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
-    if value is None or not takes_several:
+    """Paths as texts, 2 as 2.0 where a float is declared, one value of several as a list, as a command line does."""
+    kinds = (hint, *get_args(hint))
+    if type(value) is int and float in kinds and int not in kinds:
+        return float(value)
+    if value is None or not any(get_origin(kind) is list for kind in kinds):
         return str(value) if isinstance(value, Path) else value
     values = value if isinstance(value, (list, tuple)) else [value]
     return [str(one) if isinstance(one, Path) else one for one in values]
@@ -242,7 +245,8 @@ def _help_of(action: Action) -> str:
     # Transformers says of its `output_dir` what is not so here.
     said = "folder that the run writes" if action.dest == "output_dir" else action.help or ""
     said = " ".join(said.replace("%%", "%").split())
-    default = "" if action.default in (None, [], SUPPRESS) or action.required else f" ({action.default})"
+    default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
+    default = "" if default in (None, "", SUPPRESS) or action.required else f" ({default})"
     return f"  --{action.dest} {several}\n" + fill(
         f"{said}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
     )

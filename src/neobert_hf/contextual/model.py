@@ -21,8 +21,8 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig, NeoBERTContextualConfig, NeoBERTContextualModel, NeoBERTModel
-from neobert_hf.common.tokenizers import load_tokenizer, tokens_read
-from neobert_hf.embeddings.models import check_encoder, check_finite, is_contextual
+from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.embeddings.models import check_encoder, check_finite, cut_texts_at, is_contextual
 from neobert_hf.embeddings.prompts import prompt_of
 
 
@@ -60,7 +60,7 @@ def build_contextual_encoder(path: str, max_length: int, **context: float) -> Se
         model = _from_encoder(path, config, **context)
     else:
         raise ValueError(f"{path} is a model of type {config.model_type!r}; both stages of CDE must be a NeoBERT here.")
-    model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+    cut_texts_at(model, max_length)
     return model
 
 

@@ -16,8 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.collator import BatchLayout
 from neobert_hf.data.documents import DocumentKey, PreparedDocuments
+from neobert_hf.data.shards import check_max_length
 
 
 @dataclass
@@ -47,6 +49,13 @@ class DataArguments:
     micro_batch_tokens: int = field(default=2**15, metadata={"help": "tokens of one forward pass on one device"})
     layout: BatchLayout = field(default="packed", metadata={"help": "packed, padded, or naive (ablation M6)"})
     mlm_probability: float = field(default=0.2, metadata={"help": "share of the tokens to predict"})
+    final_mlm_probability: float | None = field(
+        default=None,
+        metadata={"help": "if set, that share at the last step; it changes by the same amount at each step"},
+    )
+    validation_mlm_probability: float | None = field(
+        default=None, metadata={"help": "share of the held-out tokens to predict; `mlm_probability` if unset"}
+    )
     mask_replace_prob: float = field(default=1.0, metadata={"help": "share of those that [MASK] replaces"})
     random_replace_prob: float = field(default=0.0, metadata={"help": "share of those that a random token replaces"})
     min_lengths: list[int] = field(
@@ -61,6 +70,15 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        check_max_length(self.max_length)
+        ranges = dict.fromkeys(("global_batch_tokens", "micro_batch_tokens", "shuffle_shards"), "1 or more")
+        masks = ("mlm_probability", "final_mlm_probability", "validation_mlm_probability")
+        masks = dict.fromkeys((*masks, "mask_replace_prob", "random_replace_prob"), "0 to 1")
+        check_numbers(self, ranges | masks | {"min_lengths": "0 or more", "cache_gb": "above 0"})
+        if (replaced := self.mask_replace_prob + self.random_replace_prob) > 1:
+            raise ValueError(
+                f"`mask_replace_prob` and `random_replace_prob` add up to {replaced}; it must be 1 or less."
+            )
         shares = self.probabilities
         if len(self.min_lengths) != len(shares) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise ValueError(
@@ -114,16 +132,21 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     subset (paper, section 3.2: full, 1,024+ and 2,048+ with probabilities 20/40/40; the released code also draws once
     per micro-batch). A micro-batch never spans two groups, so the last one of a group may be smaller.
 
+    With `final_mlm_probability`, the share of tokens to predict changes linearly over the steps, from 30% to 15% in
+    Ankner et al. (2023, arXiv 2305.15096).
+
     Args:
         documents: the corpus.
-        settings: used are `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities` and `shuffle_shards`. A
-            padded micro-batch has `micro_batch_tokens // max_length` documents, the paper's way of counting; others
-            have at most `micro_batch_tokens` real tokens.
+        settings: used are `micro_batch_tokens`, `layout`, `min_lengths`, `probabilities` and `shuffle_shards`; with
+            `final_mlm_probability` also `mlm_probability` and `global_batch_tokens`. A padded micro-batch has
+            `micro_batch_tokens // max_length` documents, the paper's way of counting; others have at most
+            `micro_batch_tokens` real tokens.
         seed: seed of the order and the mixture.
         rank, world_size: micro-batch number n goes to process n % world_size.
         shares: the share of each folder of `documents` in the micro-batches. Each has the subsets of `min_lengths`.
 
     Attributes:
+        max_steps: optimizer steps of the training; needed if the share of tokens to predict changes.
         cursor: the position of training, as checkpoints store it: `micro_batches` since the start, over all processes,
             and for each of the `subsets` the `epoch`, the `group` in the epoch and the `document` in the group.
 
@@ -158,6 +181,7 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
         for subset, progress in enumerate(self._start()["subsets"]):
             self._take_documents(subset, progress)
         self.cursor = self._start()
+        self.max_steps: int | None = None
 
     def _start(self) -> dict:
         """The cursor before anything is read."""
@@ -166,10 +190,19 @@ class MLMBatchSampler(Sampler[list[DocumentKey]]):
     def __iter__(self) -> Iterator[list[DocumentKey]]:
         cursor = copy.deepcopy(self.cursor)
         while True:
-            own = cursor["micro_batches"] % self.world_size == self.rank
+            number = cursor["micro_batches"]
             rows, epoch, subset = self._next_micro_batch(cursor)
-            if own:
-                yield [DocumentKey(row, epoch, subset) for row in rows.tolist()]
+            if number % self.world_size == self.rank:
+                share = self.mlm_probability(number)
+                yield [DocumentKey(row, epoch, subset, share) for row in rows.tolist()]
+
+    def mlm_probability(self, number: int) -> float | None:
+        """The share of tokens to predict in a micro-batch, numbered over all processes; None if it never changes."""
+        first, last = self.settings.mlm_probability, self.settings.final_mlm_probability
+        if last is None:
+            return None
+        step = number // (self.settings.global_batch_tokens // self.settings.micro_batch_tokens)
+        return first + (last - first) * min(1.0, step / max(1, self.max_steps - 1))
 
     def advance(self, micro_batches: int) -> None:
         """Move the cursor to this number of micro-batches, over all processes, since the start of training.
@@ -266,11 +299,15 @@ class HeldOutBatchSampler(Sampler[list[DocumentKey]]):
 
     Args:
         micro_batch_tokens: most tokens of a micro-batch.
+
+    Attributes:
+        tokens: of all documents.
     """
 
     def __init__(self, documents: PreparedDocuments, micro_batch_tokens: int, rank: int, world_size: int):
         lengths = np.concatenate([documents.lengths(shard) for shard in range(len(documents.shards))])
         ends = np.minimum(lengths, documents.max_length).cumsum()
+        self.tokens = int(ends[-1])
         self.batches: list[list[DocumentKey]] = []
         start = 0
         while start < len(ends):

@@ -12,6 +12,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from neobert_hf.data.documents import DocumentKey
+
 
 BatchLayout = Literal["packed", "padded", "naive"]
 
@@ -81,11 +83,12 @@ class MLMCollator:
             missing -= len(padding)
         return dict(self.join_rows(rows, return_tensors="pt"))
 
-    def mask(self, ids: np.ndarray, key: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+    def mask(self, ids: np.ndarray, key: DocumentKey) -> dict[str, torch.Tensor]:
         """`input_ids` and `labels` (length,) of one document."""
-        ids = torch.from_numpy(ids)
+        ids, (row, epoch, subset, share) = torch.from_numpy(ids), key
         special = torch.isin(ids, self.special_ids)
-        seed = int(np.random.SeedSequence([self.seed, *key]).generate_state(1, np.uint64)[0] >> 1)
+        seed = int(np.random.SeedSequence([self.seed, row, epoch, subset]).generate_state(1, np.uint64)[0] >> 1)
+        self.masking.mlm_probability = self.mlm_probability if share is None else share
         self.masking.generator = torch.Generator().manual_seed(seed)
         masked, labels = self.masking.torch_mask_tokens(ids[None].clone(), special_tokens_mask=special[None])
         return {"input_ids": masked[0], "labels": labels[0]}

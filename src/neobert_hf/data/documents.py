@@ -29,11 +29,15 @@ AGAIN = "copy it again, or prepare the folder again."
 
 
 class DocumentKey(NamedTuple):
-    """One document in one epoch of one subset. With the seed, this determines its mask."""
+    """One document in one epoch of one subset. With the seed, this determines its mask.
+
+    `mlm_probability` is the share of its tokens to predict, if that changes in the course of training.
+    """
 
     row: int
     epoch: int
     subset: int
+    mlm_probability: float | None = None
 
 
 class PreparedDocuments(torch.utils.data.Dataset):

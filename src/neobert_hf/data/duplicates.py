@@ -28,6 +28,7 @@ from neobert_hf.common.files import absolute, write_whole
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import identity_of, output_folder
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, read_texts, sizes_of
 from neobert_hf.data.preparing import REMOVED
 
@@ -65,6 +66,9 @@ class DeduplicateArguments(DuplicateSettings):
     rows_per_part: int = field(default=20_000, metadata={"help": "rows that a worker does at a time"})
     workers: int = field(default=1, metadata={"help": "processes on this machine"})
     ray: str | None = field(default=None, metadata={"help": "auto, or the address of a Ray cluster"})
+
+    def __post_init__(self):
+        check_numbers(self, dict.fromkeys(("bands", "rows_per_band", "rows_per_part", "workers"), "1 or more"))
 
 
 @recipe

@@ -28,10 +28,20 @@ from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_same_identity, identity_of, output_folder
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_texts
-from neobert_hf.data.shards import MANIFEST, TOKENIZER, Manifest, save_tokenizer, write_shard
+from neobert_hf.data.rows import is_number
+from neobert_hf.data.shards import (
+    MANIFEST,
+    SHORTEST,
+    TOKENIZER,
+    Manifest,
+    check_max_length,
+    save_tokenizer,
+    write_shard,
+)
 from neobert_hf.data.sources import Source, as_dataset, is_table, local_files
 from neobert_hf.data.tokenizer import with_special_tokens
 
@@ -87,6 +97,9 @@ class PrepareArguments:
     )
 
     def __post_init__(self):
+        check_max_length(self.max_length)
+        ranges = {"documents_per_shard": "1 or more", "skip_documents": "0 or more", "max_documents": "1 or more"}
+        check_numbers(self, ranges | {"workers": "1 or more"})
         if not 0 <= self.held_out_share < 1 or (self.part == "held_out" and not self.held_out_share):
             raise ValueError(
                 f"`held_out_share` is {self.held_out_share}; it is a share below 1, and above 0 for `part` held_out."
@@ -124,8 +137,8 @@ def prepare_data(settings: PrepareArguments) -> Result:
             if Manifest.read(output) is None:
                 check_unused(output)
                 check_first_documents(plan, tokenizer, settings)
-                save_tokenizer(tokenizer, output)
                 manifest.save(output)
+            save_tokenizer(tokenizer, output)
             write_shards(plan, settings, manifest, output)
             manifest.finished = True
             manifest.save(output)
@@ -170,10 +183,11 @@ def begin(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast, output
 
 
 def check_unused(output: str) -> None:
-    """Refuse a URL where somebody else has put shards. A local folder has a mark, see `common.run`."""
+    """Refuse a URL where somebody else has put what would be replaced. A local folder has a mark, see `common.run`."""
     files, root = url_to_fs(output)
-    if "://" in output and (found := files.glob(f"{glob.escape(root)}/shard-*")):
-        raise ValueError(f"{found[0]} was not written by prepare_data: choose another `output_dir`, or delete it.")
+    for name in ("shard-*", TOKENIZER, RECORDS) if "://" in output else ():
+        if found := files.glob(f"{glob.escape(root)}/{name}"):
+            raise ValueError(f"{found[0]} was not written by prepare_data: choose another `output_dir`, or delete it.")
 
 
 def remove_leftovers(output: str) -> None:
@@ -223,9 +237,10 @@ def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, 
     # Of a book, the beginning says enough.
     encoded = tokenizer([text[:10_000] for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
     ids = [number for of_text in encoded for number in of_text]
-    if not ids:
+    if not ids or all(is_number(text) for text in texts if text):
+        found = "numbers" if ids else "no text"
         raise ValueError(
-            f"The first {len(texts)} documents of {settings.source!r} have no text in {settings.column!r}: is it the "
+            f"The first {len(texts)} documents of {settings.source!r} have {found} in {settings.column!r}: is it the "
             "column with the text?"
         )
     if 2 * (unknown := ids.count(tokenizer.unk_token_id)) > len(ids):
@@ -295,4 +310,4 @@ def encode(texts: list[str], tokenizer: Tokenizer, max_length: int, split: bool)
         for encoding in chain.from_iterable(ahead.map(tokenizer.encode_batch_fast, batches)):
             windows = [encoding, *encoding.overflowing] if split else [encoding]
             # An array takes a tenth of the memory of a list of numbers.
-            yield [np.array(window.ids, np.int32) for window in windows if len(window) >= 4]
+            yield [np.array(window.ids, np.int32) for window in windows if len(window) >= SHORTEST]

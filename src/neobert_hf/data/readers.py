@@ -9,6 +9,7 @@ missing value.
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -64,8 +65,11 @@ def read_csv(file: str | Path, columns: Sequence[str] | None) -> Iterator[dict[s
     csv.field_size_limit(2**31 - 1)
     lines = read_lines(file)
     first = next(lines, "")
-    # Where numbers have a decimal comma, Excel separates the cells of a .csv file by semicolons.
+    # Where numbers have a decimal comma, Excel separates the cells of a .csv file by semicolons, or by what a first
+    # line says, `sep=;`.
     separator = ";" if ";" in first and "," not in first else ","
+    if said := re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE):
+        separator, first = said[1], next(lines, "")
     options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": separator, "strict": True}
     rows = csv.reader(chain([first], lines), **options)
     names = next(rows, [])

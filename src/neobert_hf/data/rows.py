@@ -19,6 +19,14 @@ def is_empty(text: str | None) -> bool:
     return not text or all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
+def is_number(cell: Any) -> bool:
+    """Whether a cell holds a number, also one that is written as text."""
+    try:
+        return math.isfinite(float(cell))
+    except (TypeError, ValueError):
+        return False
+
+
 # The source of a row of a table in memory.
 TABLE = "the table"
 
@@ -29,7 +37,7 @@ class NoColumnError(ValueError):
 
 def no_column(name: str, found: Iterable[str]) -> str:
     names = ", ".join(map(repr, found)) or "none"
-    return f"has no column {name!r}; it has {names}. Choose one of these in the settings, or rename it in the file."
+    return f"has no column {name!r}; it has {names}: name one of these in the setting that is {name!r} now."
 
 
 @dataclass

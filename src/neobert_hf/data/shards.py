@@ -36,6 +36,8 @@ TOKENIZER = "tokenizer"
 # Documents per record batch. A reader needs 2 kB of memory for each batch: for RefinedWeb's 968 million documents
 # 2.2 GB at 1,000 and 0.3 GB at 10,000.
 RECORD_BATCH = 10_000
+# Tokens of the shortest document, special ones included: with one of two masked, the other remains to predict it from.
+SHORTEST = 4
 
 
 @dataclass
@@ -72,6 +74,12 @@ class Manifest:
                 return cls(**json.load(file))
         except FileNotFoundError:
             return None
+
+
+def check_max_length(max_length: int) -> None:
+    """Refuse a `max_length` that leaves nothing of a document."""
+    if max_length < SHORTEST:
+        raise ValueError(f"`max_length` is {max_length}; it must be {SHORTEST} or more, since two are special tokens.")
 
 
 def lengths_name(shard: str) -> str:

@@ -13,7 +13,9 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from neobert_hf.common.files import atomic_folder, folder_lock
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import NAMED_TOKENS, check_tokenizer
+from neobert_hf.data.shards import check_max_length
 from neobert_hf.data.sources import name_of, stream_text
 
 
@@ -46,6 +48,8 @@ class TokenizerArguments:
     max_documents: int | None = field(default=None, metadata={"help": "learn from this many documents; all if unset"})
 
     def __post_init__(self):
+        check_max_length(self.max_length)
+        check_numbers(self, {"vocab_size": "1 or more", "max_documents": "1 or more"})
         if self.vocab_size is None:
             self.vocab_size = 30_522 if self.kind == "wordpiece" else 32_000
 

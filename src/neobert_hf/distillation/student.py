@@ -222,7 +222,7 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def check_vocabulary(settings: StudentSettings, teacher: SentenceTransformer) -> None:
-    """Refuse to leave out entries of a tokenizer other than WordPiece: it would cut the words of the texts differently."""
+    """Refuse to leave entries of a tokenizer other than WordPiece out: it would cut the words of texts differently."""
     kind = json.loads(teacher.tokenizer.backend_tokenizer.to_str())["model"]["type"]
     if settings.student is None and settings.vocabulary == "used" and kind != "WordPiece":
         raise ValueError(

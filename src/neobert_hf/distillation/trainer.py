@@ -188,7 +188,7 @@ class DistilTrainer(ResumableTrainer):
         with atomic_folder(output / "model") as partial:
             model.eval().save_pretrained(str(partial), create_model_card=False)
             write_text(partial / "README.md", card)
-        write_json(output / "log.json", self.log_without_timings())
+        write_json(output / "log.json", self.measured())
         measured = [entry["eval_cosine"] for entry in self.state.log_history if "eval_cosine" in entry]
         before = {"cosine": measured[0]} if measured else {}
         words = f" ({measured[0]:.4f} before training)" if measured else ""

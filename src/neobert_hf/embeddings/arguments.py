@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers import SchedulerType
 
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
@@ -43,7 +44,9 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
         },
     )
     learning_rate: float = field(default=1e-4, metadata={"help": "peak value"})
-    lr_scheduler_type: str = field(default="constant_with_warmup", metadata={"help": "a schedule of Transformers"})
+    lr_scheduler_type: SchedulerType | str = field(
+        default="constant_with_warmup", metadata={"help": "a schedule of Transformers"}
+    )
     warmup_steps: float = field(default=2_000, metadata={"help": "optimizer steps, or a share of all if below 1"})
     weight_decay: float = field(default=0.01, metadata={"help": "decoupled; not on norms and biases"})
     adam_beta2: float = field(default=0.95, metadata={"help": "decay rate of the second moment"})

@@ -73,6 +73,21 @@ def check_plain(model: BaseModel, path: str) -> None:
         raise ValueError(f"{path} is a contextual model, which needs a context: give a model that embeds without one.")
 
 
+def cut_texts_at(model: BaseModel, max_length: int | None) -> None:
+    """Let a model read this many tokens of a text; fewer if it has positions for fewer.
+
+    Raises:
+        ValueError: if the special tokens would leave no room for the text.
+    """
+    special = model.tokenizer.num_special_tokens_to_add()
+    if max_length is not None and max_length <= special:
+        raise ValueError(
+            f"`max_length` is {max_length}, but {special} tokens of each text are special ones: nothing of it would be "
+            f"read. Set {special + 1} or more."
+        )
+    model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
+
+
 def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool = False) -> Model:
     """A model of this kind to train, in float32: the one in `path`, or a new one on the encoder there.
 
@@ -89,9 +104,7 @@ def build(kind: type[Model], path: str, max_length: int, trust_remote_code: bool
     # Some checkpoints (DeBERTa-v3) are 16-bit, in which AdamW's steps get lost.
     model = kind(path, trust_remote_code=trust_remote_code, model_kwargs={"dtype": torch.float32})
     check_plain(model, path)
-    model.max_seq_length = tokens_read(model[0].model, max_length, model.max_seq_length)
-    if max_length <= (special := model.tokenizer.num_special_tokens_to_add()):
-        raise ValueError(f"`max_length` is {max_length}, and {special} tokens of each text are special ones: set more.")
+    cut_texts_at(model, max_length)
     if not isinstance(model, CrossEncoder):
         # Sentence Transformers chooses a default when an evaluation first asks, and saves it only from then on.
         model.similarity_fn_name = model.similarity_fn_name
@@ -118,6 +131,8 @@ def build_sparse_encoder(path: str, max_length: int, trust_remote_code: bool = F
             f"{encoder[0].model.config.architectures}, none of which ends with ForMaskedLM. Give a model "
             "with its head."
         )
+    # Otherwise the module learns its width from the first text, and a finished run would save it without one.
+    encoder[1].embedding_dimension = encoder[0].model.config.vocab_size
     return encoder
 
 
@@ -172,7 +187,7 @@ def load_embedding_model(
     kept, size = options.get("truncate_dim"), model.get_embedding_dimension()
     if kept is not None and size is not None and kept > size:
         raise ValueError(f"`truncate_dim` is {kept}; the model has only {size} dimensions.")
-    model.max_seq_length = tokens_read(encoder.model, max_length, model.max_seq_length)
+    cut_texts_at(model, max_length)
     encoder.register_forward_hook(_to_float32)
     for module in others:
         module.float()

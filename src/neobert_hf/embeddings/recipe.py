@@ -16,6 +16,7 @@ from transformers import set_seed
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.data.held_out import report_repeated
+from neobert_hf.data.sources import name_of, read_rows
 from neobert_hf.embeddings.arguments import EmbeddingArguments, PairSettings
 from neobert_hf.embeddings.datasets import (
     PairDataset,
@@ -90,6 +91,7 @@ def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingAr
     models = settings.models()
     datasets = [*data.train.values(), *data.evaluation.values()]
     sources = {f"source of {dataset.name}": dataset.sources() for dataset in datasets}
+    sources = sources if settings.pairs is None else {"pairs": settings.pairs}
     folder = {"inputs": models | {"datasets": settings.datasets}, "sources": sources}
     with Run.start(recipe, arguments, settings, **folder, writes=WRITES, leave_out=LEAVE_OUT) as run:
         check_model_exists(settings.model, "model")
@@ -113,6 +115,11 @@ def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingAr
 def describe_data(settings: PairSettings) -> TrainingData:
     """The datasets of the settings, without their rows."""
     if settings.pairs is not None:
+        columns = next(read_rows(settings.pairs)).cells
+        for name in ("query", "positive"):
+            if (column := getattr(settings, name)).split(".")[0] not in columns:
+                found = ", ".join(map(repr, columns))
+                raise ValueError(f"`{name}` is {column!r}, but {name_of(settings.pairs)} has the columns {found}.")
         return describe_table(settings.pairs, settings.query, settings.positive, settings.instruction)
     return read_descriptions(settings.datasets, settings.only)
 

@@ -74,7 +74,7 @@ class MixtureTrainer(ResumableTrainer):
         if evaluator is None and arguments.eval_strategy != IntervalStrategy.NO:
             raise ValueError(
                 f"`eval_strategy` is {arguments.eval_strategy.value!r}, but there are no data for an evaluation: set "
-                "it to no, or describe a dataset for `retrieval` in the file `datasets`."
+                "it to no, hold out a share of `pairs`, or describe a dataset for `retrieval` in the file `datasets`."
             )
         # The score before training.
         arguments.eval_on_start = evaluator is not None
@@ -119,8 +119,8 @@ class MixtureTrainer(ResumableTrainer):
         return MixtureBatchSampler(dataset, batch_samplers, alpha, steps, batches_per_step, seed)
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        # The loader of an evaluation draws a random number. The training must not depend on the evaluation before it.
-        with torch.random.fork_rng(devices=[], enabled=self.state.global_step == 0):
+        # The loader of an evaluation draws a random number, and dropout must not depend on when there are evaluations.
+        with torch.random.fork_rng(devices=[]):
             return super().evaluate(*args, **kwargs)
 
     def complete(self) -> Result:
@@ -136,7 +136,7 @@ class MixtureTrainer(ResumableTrainer):
             merge_adapters(self.model.transformers_model)
         self.save_whole(output / "model")
         if self.is_world_process_zero():
-            write_json(output / "log.json", self.log_without_timings())
+            write_json(output / "log.json", self.measured())
             print(f"{output / 'model'}{self.describe_scores()}; the log is {output / 'log.json'}", flush=True)
         return Result(output / "model", self.scores_after(self.args.max_steps), before=self.scores_after(0))
 

@@ -30,6 +30,7 @@ from neobert_hf.common.paths import check_file_name, check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.run import output_folder
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.parts import Part, do_parts
 from neobert_hf.data.sources import name_of, stream_text
@@ -78,6 +79,8 @@ class PseudoPerplexityArguments:
     device: str | None = field(default=None, metadata={"help": "cuda, cpu, ...; the fastest available if unset"})
 
     def __post_init__(self):
+        counts = ("lengths", "max_length", "max_documents", "sample", "batch_tokens")
+        check_numbers(self, dict.fromkeys(counts, "1 or more"))
         if self.lengths and self.max_length is not None:
             raise ValueError("`lengths` and `max_length` both cut documents: give one of them.")
         for entry in self.models:

@@ -1,13 +1,14 @@
-"""Tools for a model's files: convert, check, export and publish them."""
+"""Tools for a model's files: average, convert, check, export and publish them."""
 
 from typing import Any
 
+from neobert_hf.hub.averaging import average
 from neobert_hf.hub.conversion import convert
 from neobert_hf.hub.diagnosis import doctor
 from neobert_hf.hub.publishing import publish
 
 
-__all__ = ["convert", "doctor", "export", "publish"]
+__all__ = ["average", "convert", "doctor", "export", "publish"]
 
 
 def __getattr__(name: str) -> Any:

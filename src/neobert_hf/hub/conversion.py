@@ -90,6 +90,8 @@ def convert(settings: ConvertSettings) -> Result:
         config = read_config(Path(settings.config) if settings.config else folder)
         model = build_model(source, config)
         tokenizer = read_tokenizer(folder, config) if has_tokenizer(folder) else None
+        if sentence_class(folder):
+            print("note: only the encoder is converted, without the other modules of Sentence Transformers.")
 
         # 2. Write
         with atomic_folder(output) as partial:
@@ -99,8 +101,6 @@ def convert(settings: ConvertSettings) -> Result:
                 write_original(model, partial, settings.to)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
-    if sentence_class(folder):
-        print("note: only the encoder is converted, without the other modules of Sentence Transformers.")
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"{output}: {type(model).__name__}, {len(model.state_dict())} tensors, {dtype}")
     return Result(output)

@@ -15,6 +15,9 @@ from neobert_hf.pretraining.settings import PretrainingArguments
 # Packs of whole documents have a different number of tokens at nearly every step, so without this rounding up,
 # compiling takes a third of a small model's training time.
 CPU_ROW_MULTIPLE = 128
+# The loss of a token had a standard deviation of 3.1 nats with benchmarks/models/small on Python's reference: the 95%
+# interval of the mean of so many is +- 0.1.
+FEW_MASKED = 3_500
 
 
 @dataclass
@@ -72,7 +75,16 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
         rows = PreparedDocuments([folder], data.max_length, data.cache_gb)
         every = HeldOutBatchSampler(rows, data.micro_batch_tokens, *process)
         # Always packed and with the same masks, whatever the layout and seed of training: runs can be compared.
-        held_out.append(MicroBatches(rows, every, replace(collator, layout="packed", seed=0)))
+        share = data.validation_mlm_probability or data.mlm_probability
+        same = replace(collator, layout="packed", seed=0, mlm_probability=share)
+        held_out.append(MicroBatches(rows, every, same))
+        masked = int(share * every.tokens)
+        if masked < FEW_MASKED and arguments.process_index == 0:
+            print(
+                f"{folder} has about {masked:,} masked tokens to measure on: its loss may be off by 0.1 nats or "
+                "more. Hold out more text (`held_out_share` of `prepare_data`).",
+                flush=True,
+            )
     train = MicroBatches(documents, sampler, collator)
     return PretrainingData([manifests[folder] for folder in shares], train, held_out)
 

@@ -18,7 +18,7 @@ from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining.data import PretrainingData, read_data
 from neobert_hf.pretraining.settings import UNUSED, ModelArguments, PretrainingArguments
 from neobert_hf.pretraining.trainer import MLMTrainer
-from neobert_hf.training.run import Run, complete_checkpoints, read_progress, step_of
+from neobert_hf.training.run import Run, check_files, complete_checkpoints, read_progress, step_of
 
 
 @recipe
@@ -35,7 +35,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
     arguments.gradient_accumulation_steps = settings.accumulation_steps(arguments.world_size)
     inputs = {"init_from": settings.init_from, "train_data": list(settings.train_folders())}
     inputs |= {"validation_data": settings.validation_data}
-    leave_out = {*UNUSED, "num_train_epochs", "max_steps", "cache_gb"}
+    leave_out = {*UNUSED, "num_train_epochs", "max_steps", "cache_gb", "validation_mlm_probability"}
     folder = {"inputs": inputs, "writes": ["curves.png"], "leave_out": leave_out}
     with Run.start("pretrain", arguments, architecture, settings, **folder) as run:
         # 2. Data, and the number of steps, if it was given as passes over them
@@ -45,6 +45,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
             arguments.max_steps = math.ceil(
                 micro_batches / arguments.gradient_accumulation_steps / arguments.world_size
             )
+        data.train.sampler.max_steps = arguments.max_steps
         run.identify(
             max_steps=arguments.max_steps,
             init_from=settings.init_from and model_fingerprint(find_source(settings)),
@@ -96,7 +97,9 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
 
 def write_results(trainer: MLMTrainer, run: Run) -> Result:
     """Write the log and the curves, and say where the model is and how good it is."""
-    log, names = trainer.state.log_history, ("loss", "perplexity", "accuracy")
+    # Without the entry of the total times: they are of this call, and a finished run has none.
+    log = [entry for entry in trainer.state.log_history if {"loss", "eval_loss"} & entry.keys()]
+    names = ("loss", "perplexity", "accuracy")
     evaluations = [{name: entry[f"eval_{name}"] for name in names} for entry in log if "eval_loss" in entry]
     scores = evaluations[-1] if evaluations else {}
     if trainer.is_world_process_zero():
@@ -123,6 +126,8 @@ def find_source(data: DataArguments) -> str | Path | None:
         check_model_exists(str(source), "init_from")
         return source
     checkpoint = [folder, *complete_checkpoints(folder)][-1]
+    # Without its optimizer, training would go on with a fresh one.
+    check_files(checkpoint)
     steps = read_progress(checkpoint).identity["max_steps"]
     if checkpoint != folder and step_of(checkpoint) < steps:
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 
@@ -82,8 +83,18 @@ class PretrainingArguments(TrainingArguments):
     refused: ClassVar = refused_by(FIXED, UNUSED)
 
     optimizer: Literal["adamw", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
-    schedule: Literal["cosine_to_floor", "linear", "constant"] = field(
+    muon_by_projection: bool = field(
+        default=False,
+        metadata={"help": "let muon take query, key and value, and gate and input, each as a matrix of its own"},
+    )
+    schedule: Literal["cosine_to_floor", "linear", "constant", "wsd"] = field(
         default="cosine_to_floor", metadata={"help": "course of the learning rate after the warm-up; see optimizers.py"}
+    )
+    decay_steps: float = field(
+        default=0.2, metadata={"help": "of the schedule wsd: its last steps, or a share of all if 1 or below"}
+    )
+    decay_shape: Literal["linear", "1-sqrt"] = field(
+        default="1-sqrt", metadata={"help": "of the schedule wsd: how the learning rate falls to 0 at the end"}
     )
     decay_norms_and_biases: bool = field(
         default=True, metadata={"help": "weight decay on every parameter, as in the released code"}
@@ -105,6 +116,7 @@ class PretrainingArguments(TrainingArguments):
     save_total_limit: int | None = field(default=3, metadata={"help": "complete checkpoints that are kept"})
 
     def __post_init__(self):
+        check_numbers(self, {"decay_steps": "above 0"})
         fix(self, FIXED, UNUSED)
         follow_hardware(self)
         super().__post_init__()

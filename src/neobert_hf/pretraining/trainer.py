@@ -108,7 +108,8 @@ class MLMTrainer(ResumableTrainer):
         if self.lr_scheduler is None:
             warmup = self.args.get_warmup_steps(num_training_steps)
             optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = build_schedule(self.args.schedule, optimizer, warmup, num_training_steps)
+            decay = (self.args.decay_steps, self.args.decay_shape)
+            self.lr_scheduler = build_schedule(self.args.schedule, optimizer, warmup, num_training_steps, *decay)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -160,9 +161,12 @@ class MLMTrainer(ResumableTrainer):
         self._own_counts += torch.stack(counts)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        self.state.epoch = self._sampler_at_this_step().epoch()
+        sampler = self._sampler_at_this_step()
+        self.state.epoch = sampler.epoch()
         if "loss" in logs:
             logs |= self._throughput(logs["loss"])
+            if (share := sampler.mlm_probability(sampler.cursor["micro_batches"] - 1)) is not None:
+                logs["mlm_probability"] = share
         super().log(logs, start_time)
 
     def _sampler_at_this_step(self) -> MLMBatchSampler:

@@ -50,11 +50,14 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
         return [text]
     cuts = []  # The tokens at which a passage may begin or end.
     for token, word in enumerate(words):
-        if token == 0 or word != words[token - 1] or token - cuts[-1] == size:
+        # One character, such as "⑴", may be several words for the tokenizer.
+        if token == 0 or token - cuts[-1] == size:
+            cuts.append(token)
+        elif word != words[token - 1] and offsets[token][0] >= offsets[token - 1][1]:
             cuts.append(token)
     cuts.append(len(words))
     # A passage begins with the space before its first word, which RoBERTa's tokenizer reads as a part of the word.
-    places = [0, *(offsets[cut - 1][1] for cut in cuts[1:-1]), len(text)]
+    places = [0, *(_end(text, offsets[cut - 1][1], offsets[cut][0]) for cut in cuts[1:-1]), len(text)]
 
     passages, first, last = [], 0, 0
     while last < len(cuts) - 1:
@@ -65,3 +68,10 @@ def split_passages(text: str, tokenizer: PreTrainedTokenizerFast, size: int, ove
             with_overlap = bisect_right(cuts, cuts[last] - overlap) - 1
             first = max(first + 1, with_overlap, bisect_left(cuts, cuts[last + 1] - size))
     return passages
+
+
+def _end(text: str, end: int, following: int) -> int:
+    """Where a word ends: behind its last token, and what the tokenizer drops before the next space, such as accents."""
+    while end < following and not text[end].isspace():
+        end += 1
+    return end

@@ -1,6 +1,5 @@
 """Tasks on whole texts: which columns hold the one or two texts of a row, and what a model reads of them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -9,7 +8,7 @@ from datasets import Dataset
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from neobert_hf.data.rows import Row
+from neobert_hf.data.rows import Row, is_number
 from neobert_hf.tasks.rows import Splits, check_columns, choose_column
 from neobert_hf.tasks.task import Task, TaskSettings
 
@@ -73,13 +72,6 @@ def note_numbers(rows: Sequence[Row], columns: Sequence[str]) -> None:
                 f"{len(numbers):,} of {len(cells):,} training rows have a number in {column!r}, such as {numbers[0]}, "
                 "which is read as a text: if another column is meant, name it as `text_columns`."
             )
-
-
-def is_number(cell: Any) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except (TypeError, ValueError):
-        return False
 
 
 def texts_of(row: Row, columns: Sequence[str]) -> dict[str, str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils import is_torch_bf16_gpu_available
 
-from neobert_hf.common.settings import check_numbers
+from neobert_hf.common.settings import check_numbers, nearest
 
 
 # What every recipe needs of Transformers' settings, in addition to its own: other values would hide errors, or make
@@ -88,6 +89,11 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
         ValueError: naming a setting that the user gave another value, or a number out of its range.
     """
     check_numbers(arguments, RANGES)
+    report_to = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
+    if unknown := [name for name in report_to if name not in {*INTEGRATION_TO_CALLBACK, "none", "all"}]:
+        raise ValueError(
+            f"`report_to` is {unknown[0]!r}{nearest(unknown[0], [*INTEGRATION_TO_CALLBACK, 'none', 'all'])}"
+        )
     if not sys.stderr.isatty():
         # A progress bar would fill a log file with thousands of lines.
         arguments.disable_tqdm = True

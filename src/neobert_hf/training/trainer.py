@@ -239,12 +239,12 @@ class ResumableTrainer(Trainer):
         self._tr_loss += measured["loss"]
         self._globalstep_last_logged = measured["step"]
 
-    def log_without_timings(self) -> list[dict[str, Any]]:
-        """Losses and evaluations of the whole run, which are the same however often it was interrupted."""
-        measured = [entry for entry in self.state.log_history if any(is_measured(name) for name in entry)]
-        # Sorted, since entries that were read from a checkpoint are.
+    def measured(self) -> list[dict[str, Any]]:
+        """Losses and evaluations of the whole run, without the times of its parts."""
+        entries = [entry for entry in self.state.log_history if any(is_measured(name) for name in entry)]
+        # Sorted, since entries that were read from a checkpoint are: a run that was interrupted has the same log.
         return [
-            {name: value for name, value in sorted(entry.items()) if not name.endswith(TIMINGS)} for entry in measured
+            {name: value for name, value in sorted(entry.items()) if not name.endswith(TIMINGS)} for entry in entries
         ]
 
     def train_to_the_end(self) -> None:
@@ -305,8 +305,12 @@ class ResumableTrainer(Trainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         # All processes must use the same folder.
         (partial,) = map(Path, broadcast_object_list([str(partial_folder(folder))]))
-        with _no_bars(), saying_if_full(folder):
-            self.save_model(str(partial))
+        try:
+            with _no_bars(), saying_if_full(folder):
+                self.save_model(str(partial))
+        except OSError:
+            remove(partial)
+            raise
         if self.is_world_process_zero():
             (partial / "training_args.bin").unlink(missing_ok=True)
             replace_folder(partial, folder)

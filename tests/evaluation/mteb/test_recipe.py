@@ -86,6 +86,12 @@ def test_results_of_other_settings_are_refused_by_name(local, models, evaluated,
         run_local(local, models[0], evaluated, "--name", "m", "--tasks", "Similarity", f"--{name}", value)
 
 
+def test_a_length_that_leaves_nothing_of_a_text_is_refused(local, models, tmp_path):
+    for length in ("0", "2"):
+        with pytest.raises(ValueError, match=f"`max_length` is {length}"):
+            run_local(local, models[0], tmp_path, "--max_length", length)
+
+
 def test_results_of_other_weights_or_data_are_refused(local, models, copied, tmp_path):
     (copied / "m" / "Search.json").unlink()
     # Nor may other tasks of another model stand in the same row.

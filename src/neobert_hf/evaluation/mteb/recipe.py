@@ -19,7 +19,7 @@ from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.paths import name_of_model
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, check_same_identity, mark_folder
-from neobert_hf.common.settings import nearest, read_yaml
+from neobert_hf.common.settings import check_numbers, nearest, read_yaml
 from neobert_hf.embeddings.models import embedding_fingerprint, load_embedding_model
 from neobert_hf.embeddings.prompts import as_prompt
 from neobert_hf.evaluation.mteb.encoder import InstructionEncoder, parts_of
@@ -69,6 +69,7 @@ class MTEBSettings:
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
+        check_numbers(self, dict.fromkeys(("max_length", "truncate_dim", "batch_size"), "1 or more"))
         if self.benchmark is None and self.local_tasks is None:
             raise ValueError("There is nothing to evaluate on: give `benchmark`, `local_tasks` or both.")
         if self.benchmark is None and self.instructions is not None:
@@ -120,7 +121,7 @@ def run_mteb(settings: MTEBSettings) -> Result:
 
     # 3. Evaluation, task by task
     # Several processes may write the folder; each locks its task. Results say themselves whose they are.
-    mark_folder(output, "run_mteb", ("report.md",))
+    mark_folder(output, "run_mteb", (name, "report.md"))
     scores, failed = Evaluation(output / name, encoder, identity, settings.batch_size).evaluate(tasks)
 
     # 4. Report on all models in the folder
