@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
@@ -122,6 +123,13 @@ def test_marks_that_have_no_piece_change_no_bit(tmp_path, language):
         assert_same_weights(tmp_path / kind / "plain", tmp_path / kind / "marked")
         of_plain, of_marked = (report_of(tmp_path / kind / name) for name in ("plain", "marked"))
         assert of_plain["scores"] == of_marked["scores"]
+
+
+def test_cells_of_dictionaries_may_be_of_any_kind_of_python(encoder, tmp_path):
+    labels = [("x", "y"), np.array(["x"]), ["y"]]
+    rows = [{"text": f"text {row}", "label": labels[row % 3], "id": np.int64(row)} for row in range(30)]
+    result = classify(output_dir=tmp_path, model=encoder, data=rows, **SMALL | {"max_steps": 1})
+    assert "micro_f1" in result.scores["validation"]
 
 
 def test_a_dictionary_of_tables_needs_one_for_training(encoder, tmp_path):

@@ -158,6 +158,7 @@ ONES = [{"text": "a b", "label": "x"}, {"text": "c", "label": "y"}]
 OTHERS = [{"text": "d", "label": "x"}, {"text": "e", "label": "y"}]
 HOT = [{"text": "a", "label": [1.0, 0.0]}, {"text": "b", "label": [0.0, 1.0]}]
 HOURS = [row | {"label": number} for row, number in zip(ONES, ("1", 2.5))]
+PRICES = [{"text": f"text {number}", "label": 1000 + number} for number in range(30)]
 WRITTEN = [row | {"label": "['x', 'y']"} for row in ONES]
 TAGGED = tagged_rows(8)
 TAGGED_OTHERS = tagged_rows(2, seed=1)
@@ -189,7 +190,15 @@ BAD_ROWS = [
     ("classes", {}, {"test": [{"text": "a", "label": None}]}, "test, row 0: 'label' is None.*`score_test`"),
     ("classes", {}, {"test": [{"text": "a", "label": "z"}]}, "test, row 0 has the label 'z'.*`score_test`"),
     ("classes", {}, {"train": ONES[:1]}, "one label, x"),
-    ("classes", {}, {"train": HOURS}, "'label' holds numbers with decimals, such as 2.5.*`regress`"),
+    ("classes", {}, {"train": HOURS}, "'label' holds numbers such as 2.5, .*`regress`"),
+    ("classes", {}, {"train": PRICES}, "'label' holds numbers such as 1000, .*`regress`"),
+    (
+        "tags",
+        {},
+        {"train": ONES, "validation": OTHERS},
+        "'text' holds 'a b', which is no list of words.* `sentence_column`",
+    ),
+    ("answers", {}, {"train": [{"question": "n ?", "context": "a", "answer": "a"}]}, "no column 'answers'.* 'answer'"),
     ("classes", {"label_separator": ";", "class_weights": "balanced"}, {}, "`class_weights`"),
     ("numbers", {}, {"train": [*PRICED, {"text": "e", "price": "12,5"}]}, "row 2: 'price' is '12,5'"),
     ("numbers", {}, {"train": PRICED[:1]}, "All training rows have 2 in 'price'"),

@@ -119,8 +119,9 @@ def read_dictionaries(table: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, 
     for row in table:
         if not isinstance(row, Mapping):
             raise TypeError(f"{row!r:.60} is no row, which must be a dictionary")
-        # Numbers and arrays of NumPy become those of Python.
-        yield {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in row.items()}
+        # Numbers and arrays of NumPy become those of Python, and tuples lists.
+        cells = {name: list(cell) if isinstance(cell, tuple) else cell for name, cell in row.items()}
+        yield {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in cells.items()}
 
 
 def _check_columns(wanted: Sequence[str] | None, found: Sequence[str]) -> None:

@@ -70,7 +70,7 @@ class Row:
     def cell(self, column: str) -> Any:
         """What a column holds, as it is; ValueError if there is no such column."""
         if column not in self.cells:
-            raise ValueError(f"{self.place} {no_column(column, self.cells)}")
+            raise NoColumnError(f"{self.place} {no_column(column, self.cells)}")
         return self.cells[column]
 
     def text(self, column: str) -> str:

@@ -79,16 +79,16 @@ def with_labels(row: Row, columns: Sequence[str]) -> Row:
     return Row(row.source, row.index, row.cells | {"labels": labels})
 
 
-def check_no_decimals(labels: Iterable[str], column: str) -> None:
-    """Refuse labels that are numbers with decimals: each of them would be a class of its own."""
-    found = list(labels)
+def check_not_numbers(rows: Sequence[Row], column: str) -> None:
+    """Refuse labels that are quantities, not classes: numbers with decimals, or that rarely repeat."""
     try:
-        decimals = [label for label, number in zip(found, map(float, found)) if math.isfinite(number) and number % 1]
-    except ValueError:  # They are names.
+        numbers = [float(row.cells[column]) for row in rows]
+    except (KeyError, TypeError, ValueError):  # They are names or lists.
         return
-    if decimals:
+    decimals = [number for number in numbers if math.isfinite(number) and number % 1]
+    if decimals or len(set(numbers)) > max(20, len(numbers) / 2):
         raise ValueError(
-            f"{column!r} holds numbers with decimals, such as {decimals[0]}, and each would be a class. To learn "
+            f"{column!r} holds numbers such as {(decimals or numbers)[0]:g}, and each would be a class. To learn "
             "numbers, use `regress` (examples/run_regression.py); if they are classes, give them names."
         )
 
@@ -120,6 +120,7 @@ class Classification(TextTask, OwnTask):
             splits = {split: [with_labels(row, names) for row in rows] for split, rows in splits.items()}
             settings = replace(settings, label_column="labels")
         texts, label = settings.choose_columns(splits)
+        check_not_numbers(splits["train"], label)
         lists, separator = holds_lists(splits["train"], label), settings.label_separator
         self.several = separator is not None or lists
         if lists and all(len(row.labels(label, separator)) == 1 for row in chain(*splits.values())):
@@ -135,7 +136,6 @@ class Classification(TextTask, OwnTask):
 
         inputs = ["text", "text_pair"][: len(texts)]
         self.tables = parse_splits(splits, parse, settings.validation_share, inputs, inputs, "label")
-        check_no_decimals(chain(*self.tables["train"]["label"][:]), label)
         self.labels = count_labels(self.tables, "label", "label")
         if self.several and set(self.labels) <= {"0", "1", "0.0", "1.0", "False", "True"}:
             raise ValueError(

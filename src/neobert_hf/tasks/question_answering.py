@@ -90,6 +90,12 @@ class QuestionAnswering(OwnTask):
 
     def __init__(self, settings: QuestionAnsweringSettings, splits: Splits):
         self.settings = settings
+        for row in [rows[0] for rows in splits.values()]:
+            if missing := [name for name in ("question", "context", "answers") if name not in row.cells]:
+                raise ValueError(
+                    f"{row.place} has no column {missing[0]!r}; it has {', '.join(map(repr, row.cells))}. As in SQuAD, "
+                    "questions are in `question`, texts in `context` and answers in `answers`: rename the columns."
+                )
         # Questions about the same text are held out together.
         share = settings.validation_share
         self.tables = parse_splits(splits, parse_question, share, ["context", "question"], ["context"])

@@ -222,7 +222,13 @@ def as_lists(splits: Splits, words: str, tags: str, sentence: str | None) -> Spl
     if isinstance(cells[tags], list):
         print(f"{words!r} holds texts and {tags!r} spans: the words of spans are tagged B- and I-, all others O")
         return {split: [words_of_spans(row, words, tags) for row in rows] for split, rows in splits.items()}
-    sentence = choose_column(list(cells), sentence, SENTENCES, "sentence_column")
+    try:
+        sentence = choose_column(list(cells), sentence, SENTENCES, "sentence_column")
+    except ValueError as error:
+        raise ValueError(
+            f"{words!r} holds {cells[words]!r:.40}, which is no list of words. If each row has one word, the number of "
+            f"its sentence is needed: {error}"
+        ) from error
     print(f"each row has one word; {sentence!r} numbers the sentences", flush=True)
     return {split: join_words(rows, (words, tags), sentence) for split, rows in splits.items()}
 

@@ -39,7 +39,7 @@ BAD_ROWS = [
     ({"label": 2}, {}, "row 2 has the label '2'"),
     # Where classes are called by numbers, a number is a name.
     ({}, {"labels": ["1", "2"]}, "row 0 has the label '0'"),
-    ({}, {"texts": ["sentence"]}, "no column 'sentence'"),
+    ({}, {"texts": ["sentence"]}, "no column 'sentence'.*`texts`"),
     ({}, {"train": "dev"}, "no split 'dev'.*train.jsonl"),
     ({"label": "x"}, {"labels": None, "metrics": ["pearson"]}, "row 2: 'label'"),
 ]

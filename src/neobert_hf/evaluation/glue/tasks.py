@@ -14,7 +14,7 @@ from huggingface_hub.dataclasses import strict
 from neobert_hf.common.paths import beside_file, check_exists, check_file_name, held_by
 from neobert_hf.common.settings import nearest, read_entry, read_yaml
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.rows import Row, is_empty
+from neobert_hf.data.rows import NoColumnError, Row, is_empty
 from neobert_hf.data.sources import read_files, read_rows, split_files
 from neobert_hf.evaluation.glue.metrics import CLASSIFICATION, CORRELATIONS
 
@@ -108,7 +108,8 @@ def load_task(task: GlueTask, data_dir: str | None = None) -> DatasetDict:
         try:
             splits[split] = _read_split(task, _rows_of_split(task, data_dir, split))
         except (ValueError, FileNotFoundError) as error:
-            raise type(error)(f"Task {task.name}: {error}") from error
+            advice = " `texts` and `label` of the task name the columns." if isinstance(error, NoColumnError) else ""
+            raise type(error)(f"Task {task.name}: {error}{advice}") from error
     trained, *held_out = [list(zip(*(table[name][:] for name in _columns(task)))) for table in splits.values()]
     for split, rows in zip(task.validation, held_out):
         report_repeated(set(trained), rows, f"the split {split} of {task.name}")
