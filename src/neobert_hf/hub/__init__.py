@@ -1,20 +1,20 @@
 """Tools for a model's files: average, convert, check, export and publish them."""
 
-from typing import Any
-
-from neobert_hf.hub.averaging import average
-from neobert_hf.hub.conversion import convert
-from neobert_hf.hub.diagnosis import doctor
-from neobert_hf.hub.publishing import publish
+from importlib import import_module
 
 
-__all__ = ["average", "convert", "doctor", "export", "publish"]
+# Each tool and its module, which is imported when the tool is asked for: each needs other libraries.
+TOOLS = {
+    "average": "averaging",
+    "convert": "conversion",
+    "doctor": "diagnosis",
+    "export": "exporting",
+    "publish": "publishing",
+}
+__all__ = list(TOOLS)
 
 
-def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: it needs ONNX and more, which the others do without.
-    if name == "export":
-        from neobert_hf.hub.exporting import export
-
-        return export
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str):
+    if name not in TOOLS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{TOOLS[name]}"), name)
