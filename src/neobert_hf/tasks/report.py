@@ -40,7 +40,7 @@ def write_report(task: OwnTask, settings: TaskSettings, trainer: FineTuningTrain
         f"{len(evaluations)} evaluations, at step {best:,}. {'Metrics in percent; the' if task.in_percent else 'The'} "
         "step was chosen on validation, so the metrics on validation are a little too good."
     )
-    text = "\n".join([f"# {task.kind}", "", introduction, "", *table, *details, ""])
+    text = "\n".join([f"# {task.title}", "", introduction, "", *table, *details, ""])
 
     task.finish(trainer.model)
     trainer.save_whole(folder / "model")
@@ -121,7 +121,7 @@ def model_card(
     rows = f"{len(task.tables['train']):,} rows of {data}"
     return "\n".join(
         [
-            *("---", metadata.to_yaml(), "---", "", f"# {task.kind}", ""),
+            *("---", metadata.to_yaml(), "---", "", f"# {task.title}", ""),
             f"{task.purpose()} It is {base}, fine-tuned on {rows}; the weights are those of step "
             f"{trainer.state.best_global_step:,}, which was chosen on the validation rows.",
             *(
