@@ -56,7 +56,6 @@ def test_search(runner, workplace, capsys):
     printed = capsys.readouterr().out
     assert "after, with hard negatives" in printed and "names looked up" in printed
     # The passages that it quotes are of other data.
-
     assert all(line.startswith(" " * 9) for line in not_printed(ROOT / "docs/guides/search.md", printed))
 
 
