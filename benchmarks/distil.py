@@ -301,14 +301,29 @@ def page(found: dict) -> list[str]:
     ]
     return [
         "# What a distilled model keeps of its teacher",
-        "Retrieval (nDCG@10): each of 1,000 terms searches 1,000 entries of FOLDOC, and sentences search 1,000 "
-        "definitions of WordNet. The text for training holds nearly all definitions, but none of those that answer a "
-        f"query. `with BM25`: the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25. `teacher's index`: "
-        f"FOLDOC, where the model embeds the queries and the teacher the entries. `{FAR}`: documents of "
-        f"{FAR_LENGTH:,} tokens, each searched by a sentence that begins behind its {FAR_START}th. "
-        "Similarity: Spearman's correlation of the cosine with human judgements of pairs of news. Sections: accuracy "
-        f"of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions. Static vectors: weighted "
-        "means of the teacher's states of single tokens, as in model2vec.",
+        "Both searches are of dictionaries; [the card](../../models/distilled/README.md) also has questions with long "
+        "answers, of which the small model keeps less.",
+        table(
+            ["Column", "What it is"],
+            [
+                ["FOLDOC", "nDCG@10: each of 1,000 terms searches 1,000 entries"],
+                [
+                    "WordNet",
+                    "nDCG@10: sentences search 1,000 definitions. The text for training holds nearly all of them, "
+                    "but none of those that answer a query",
+                ],
+                ["with BM25", f"the cosine + {KEYWORD_WEIGHT} x BM25 / the query's highest BM25"],
+                [INDEX, "FOLDOC, where the model embeds the queries and the teacher the entries"],
+                [
+                    FAR,
+                    f"nDCG@10: documents of {FAR_LENGTH:,} tokens, each searched by a sentence that begins behind its "
+                    f"{FAR_START}th",
+                ],
+                [NEWS, "Spearman's correlation of the cosine with human judgements of pairs of news"],
+                [SECTIONS, f"accuracy of a logistic regression on the vectors of {PROBE_ROWS:,} one-line descriptions"],
+            ],
+        ),
+        "Static vectors are weighted means of the teacher's states of single tokens, as in model2vec.",
         table(["", *COLUMNS], rows),
         *speed_table(found["speeds"]),
     ]

@@ -50,6 +50,21 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)]
 
 
+def not_printed(page: Path, printed: str, digits: bool = False) -> list[str]:
+    """The lines of a page's `text` blocks that were not printed; unless `digits` is set, with any numbers and hashes.
+
+    `...` stands for lines that the page leaves out.
+    """
+
+    def plain(line: str) -> str:
+        words = " ".join(line.split())
+        return words if digits else re.sub(r"\b[0-9a-f]{32}\b|-?\d[\d.,]*", "N", words)
+
+    shown = [line for block in blocks_of(page) if block.language == "text" for line in block.text.splitlines()]
+    found = {plain(line) for line in printed.splitlines()}
+    return [line for line in shown if line != "..." and plain(line) not in found]
+
+
 @dataclass
 class PageRunner:
     """Runs the blocks of pages in the current folder.

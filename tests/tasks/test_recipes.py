@@ -74,10 +74,10 @@ def report_of(folder: Path) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-def card_of(folder: Path, kind: str) -> dict[tuple[str, str], float]:
+def card_of(folder: Path, kind: str, title: str) -> dict[tuple[str, str], float]:
     """What the model's card says of its scores; nothing in it is of this machine, and the model is of that kind."""
     card = ModelCard.load(folder / "model" / "README.md")
-    assert str(folder) not in card.content and f"# {kind}" in card.text
+    assert str(folder) not in card.content and f"# {title}" in card.text.splitlines()
     assert "license" in card.text and "rows chose its weights" in card.text
     # The program in it runs.
     (program,) = re.findall("```python\n(.*?)```", card.text, re.DOTALL)
@@ -108,7 +108,7 @@ def test_classes_of_a_csv_file(encoder, labelled, tmp_path, capsys):
     assert "20 of 200 rows are held out" in capsys.readouterr().out
     report, text = report_of(tmp_path / "run"), (tmp_path / "run" / "report.md").read_text()
     scores = report["scores"]["validation"]
-    assert scores["macro_f1"] > 0.8 and card_of(tmp_path / "run", "text-classification") == {
+    assert scores["macro_f1"] > 0.8 and card_of(tmp_path / "run", "text-classification", "A classifier of texts") == {
         ("validation", name): scores[name] for name in ("accuracy", "macro_f1")
     }
     # The sections are the first words of the texts, so that a bag of words knows them all.
@@ -128,7 +128,8 @@ def test_numbers_of_texts(encoder, tmp_path, capsys):
     result = regress.main(flags(tmp_path / "run", encoder, data, **changes))
     scores, baseline = result.scores["validation"], result.baseline["validation"]
     assert scores["mae"] < 100 and scores["pearson"] > 0.99 and scores.keys() == baseline.keys()
-    assert card_of(tmp_path / "run", "text-classification")[("validation", "mae")] == scores["mae"]
+    of_card = card_of(tmp_path / "run", "text-classification", "Numbers estimated from texts")
+    assert of_card[("validation", "mae")] == scores["mae"]
     assert f"| {scores['mae']:.4g} |" in capsys.readouterr().out
     of_the_saved = pipeline("text-classification", str(result.model), device="cpu")(["mail x y", "net x y"])
     found = [one["score"] for one in of_the_saved]
@@ -249,7 +250,7 @@ def test_tags_of_a_dataset_of_the_hub(encoder, tagged, tmp_path, monkeypatch, ca
     scores, names = report["scores"], ("f1", "precision", "recall", "accuracy")
     assert scores["validation"]["f1"] > 0.9 and scores["test"]["f1"] > 0.9
     assert re.search(r"^ +LOC +[01]\.", text, re.MULTILINE)
-    assert card_of(tmp_path / "run", "token-classification") == {
+    assert card_of(tmp_path / "run", "token-classification", "Tags of words") == {
         (split, name): scores[split][name] for split in ("validation", "test") for name in names
     }
     # The tag is the first letter's, and some of the words of two letters are seen in training.
@@ -264,7 +265,9 @@ def test_answers_with_windows_and_none(encoder, asked, tmp_path):
     scores = report_of(tmp_path)["scores"]["validation"]
     assert scores["answer_f1"] > 0.7 and scores["no_answer_f1"] > 0.7
     names = ("f1", "exact_match", "answer_f1", "no_answer_f1")
-    assert card_of(tmp_path, "question-answering") == {("validation", name): scores[name] for name in names}
+    assert card_of(tmp_path, "question-answering", "Answers found in texts") == {
+        ("validation", name): scores[name] for name in names
+    }
     baseline = report_of(tmp_path)["baselines"]["validation"]
     assert baseline.keys() == scores.keys() and baseline["no_answer_f1"] == 0.0
 

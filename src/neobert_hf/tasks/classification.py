@@ -112,6 +112,7 @@ class Classification(TextTask, OwnTask):
     """See `Task`. The columns are `text`, `text_pair` if there are two, and `label`: a list of names of classes."""
 
     kind = "text-classification"
+    title = "A classifier of texts"
     baseline_name = "TF-IDF and a linear model"
 
     def __init__(self, settings: ClassificationSettings, splits: Splits):

@@ -85,6 +85,7 @@ class QuestionAnswering(OwnTask):
     """See `Task`. The columns are `question`, `context`, and `texts` and `begins` of the right answers, if any."""
 
     kind = "question-answering"
+    title = "Answers found in texts"
     auto_class = AutoModelForQuestionAnswering
     readers = READERS
 

@@ -48,6 +48,7 @@ class Regression(TextTask, OwnTask):
     """
 
     kind = "text-classification"
+    title = "Numbers estimated from texts"
     problem = "regression"
     labels = ["score"]
     in_percent = False

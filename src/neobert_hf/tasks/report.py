@@ -41,7 +41,7 @@ def write_report(task: OwnTask, settings: TaskSettings, trainer: FineTuningTrain
         f"{len(evaluations)} evaluations, at step {best:,}. {'Metrics in percent; the' if task.in_percent else 'The'} "
         "step was chosen on validation, so the metrics on validation are a little too good."
     )
-    text = "\n".join([f"# {task.kind}", "", introduction, "", *table, *details, ""])
+    text = "\n".join([f"# {task.title}", "", introduction, "", *table, *details, ""])
 
     task.finish(trainer.model)
     trainer.save_whole(folder / "model")
@@ -127,5 +127,5 @@ def model_card(
     )
     licence = f"None is named yet: write `license: ...` at the top. Those of `{base}` and of the data limit the choice."
     program = ["```python", *task.example(f'"path or id of this model"{code}'), "```"]
-    lines = ["---", metadata.to_yaml(), "---", "", f"# {task.kind}", "", purpose, "", *program, ""]
+    lines = ["---", metadata.to_yaml(), "---", "", f"# {task.title}", "", purpose, "", *program, ""]
     return "\n".join([*lines, "## Scores", "", *table, "", "## Licence", "", licence, ""])

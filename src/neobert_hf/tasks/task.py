@@ -100,12 +100,14 @@ class OwnTask(Task):
 
     Attributes:
         kind: the Hub's name of the task.
+        title: the heading of the report and the card.
         readers: the reader of each kind of file, by suffix.
         baseline_name: what `baseline` is.
         in_percent: whether metrics are shares.
     """
 
     kind: str
+    title: str
     readers: ClassVar[Mapping[str, Reader]] = READERS
     baseline_name: str
     in_percent: bool = True

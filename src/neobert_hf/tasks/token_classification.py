@@ -71,6 +71,7 @@ class TokenClassification(OwnTask):
     """See `Task`. The columns are `words`, lists of texts, and `tags`, lists of names."""
 
     kind = "token-classification"
+    title = "Tags of words"
     auto_class = AutoModelForTokenClassification
     collator_class = DataCollatorForTokenClassification
     readers = READERS
