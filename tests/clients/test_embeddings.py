@@ -5,7 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from neobert_hf import NeoBERTForSequenceClassification, cli
+from neobert_hf import NeoBERTForSequenceClassification
+from neobert_hf.hub import export
 from tests.clients.plain import TEXTS, logits, same, vectors
 
 
@@ -71,7 +72,7 @@ def test_fastembed(encoder, tmp_path):
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    cli.main(["export", encoder, str(tmp_path / "exported"), "--precisions", "float32"])
+    export(path=encoder, output_dir=tmp_path / "exported", precisions=["float32"])
     options = {"pooling": PoolingType.MEAN, "normalization": True, "sources": ModelSource(hf="me/neobert")}
     TextEmbedding.add_custom_model("me/neobert", **options, dim=64, model_file="onnx/model.onnx")
     model = TextEmbedding("me/neobert", specific_model_path=str(tmp_path / "exported"))

@@ -11,8 +11,8 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
     NeoBERTModel,
-    cli,
 )
+from neobert_hf.hub import export
 from tests.clients.plain import TEXTS, logits, same, tokens, vectors
 from tests.helpers.examples import load_example
 from tests.helpers.models import ragged_batch
@@ -103,7 +103,7 @@ def test_openvino(encoder, tmp_path):
     """The exported file's hidden states are the plain ones; vectors of its int8 file have a cosine of 0.99 to them."""
     import openvino
 
-    cli.main(["export", encoder, str(tmp_path / "exported"), "--precisions", "float32", "int8"])
+    export(path=encoder, output_dir=tmp_path / "exported", precisions=["float32", "int8"])
     file, expected = tmp_path / "exported/onnx/model.onnx", plain(encoder, NeoBERTModel).last_hidden_state
     inputs = {name: tokens(encoder)[name].numpy() for name in ("input_ids", "attention_mask")}
     # On some CPUs it would round to bfloat16 unasked.
