@@ -11,10 +11,12 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from neobert_hf import distillation
+from neobert_hf.common.fingerprints import weights_fingerprint
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data.sources import stream_text
 from neobert_hf.distillation import teacher
 from neobert_hf.embeddings.prompts import prompt_of
+from neobert_hf.embeddings.space import check_student
 from tests.helpers.examples import load_example, to_flags
 from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import assert_same_weights, interrupted_copy
@@ -86,6 +88,8 @@ def test_the_student_comes_to_lie_in_the_space_of_its_teacher(students, teachers
     # At the start, every ten steps and at the end, each once.
     assert [step for step, _ in measured] == sorted({*range(0, measured[-1][0], 10), measured[-1][0]})
     student, model = SentenceTransformer(str(output / "model")), SentenceTransformer(str(teachers[name]))
+    # Its folder says so, for those who search an index of the teacher's vectors with it.
+    check_student(str(output / "model"), {"weights": weights_fingerprint(teachers[name])}, "the index")
     # Texts that are not in the file that it learned from.
     texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
     for kind in ("query", "document"):

@@ -274,6 +274,15 @@ def test_weights_stored_in_fewer_bits_than_the_model_computes_in_stay_so(work, t
     assert NeoBERTForMaskedLM.from_pretrained(tmp_path / "folder").dtype == torch.float32
 
 
+def test_a_student_says_whose_vectors_it_learned(work, tmp_path):
+    shutil.copytree(work / "embedder", tmp_path / "student")
+    (tmp_path / "student" / "teacher.json").write_text('{"teacher": "a/teacher", "weights": "0"}')
+    build(tmp_path, "student", tmp_path / "folder")
+    assert (tmp_path / "folder" / "teacher.json").read_text() == (tmp_path / "student" / "teacher.json").read_text()
+    # One that another model has left goes.
+    assert "teacher.json" in STALE
+
+
 # The card
 
 

@@ -12,6 +12,7 @@ import xxhash
 from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.run import MARKER
@@ -86,19 +87,35 @@ def model_fingerprint(model: str | Path) -> str:
     if not folder.is_dir():
         check_model_exists(str(model), "model")
         folder = _download(str(model))
-    modules = folder / "modules.json"
-    parts = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
-    files = {}
-    for part in {folder, *(folder / part["path"] for part in parts)}:
-        found = [file for pattern in FINGERPRINTED_FILES for file in part.glob(pattern)]
-        if not any(file.suffix == ".safetensors" for file in found):
-            found += part.glob(OLD_WEIGHTS)
-        files |= {str(file.relative_to(folder)): file for file in found if file.name not in TRAINING_FILES}
+    files = _files_of(folder, FINGERPRINTED_FILES)
     if not files:
         raise FileNotFoundError(
             f"{model} holds no model: it has none of {', '.join([*FINGERPRINTED_FILES, OLD_WEIGHTS])}."
         )
     return fingerprint(files)
+
+
+def weights_fingerprint(model: str | Path) -> str:
+    """A hash of the files with a model's weights, in a folder or in the Hub's cache, and of nothing beside them."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        missing = {"_raise_exceptions_for_missing_entries": False}
+        found = cached_file(str(model), "modules.json", **missing) or cached_file(str(model), "config.json")
+        folder = Path(found).parent
+    return fingerprint(_files_of(folder, ("*.safetensors",)))
+
+
+def _files_of(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
+    """The files of a model and its modules that match, by path; weights of the older kind if there are no others."""
+    modules = folder / "modules.json"
+    parts = json.loads(modules.read_text(encoding="utf-8")) if modules.exists() else []
+    files = {}
+    for part in {folder, *(folder / part["path"] for part in parts)}:
+        found = [file for pattern in patterns for file in part.glob(pattern)]
+        if not any(file.suffix == ".safetensors" for file in found):
+            found += part.glob(OLD_WEIGHTS)
+        files |= {str(file.relative_to(folder)): file for file in found if file.name not in TRAINING_FILES}
+    return files
 
 
 def _download(model: str) -> Path:

@@ -15,6 +15,7 @@ from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.sources import list_of
 from neobert_hf.distillation.student import Student, cosine_to_teacher
 from neobert_hf.distillation.teacher import Targets, fast_bfloat16
+from neobert_hf.embeddings.space import write_teacher
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 from neobert_hf.training.run import Run
 from neobert_hf.training.trainer import ResumableTrainer
@@ -188,6 +189,7 @@ class DistilTrainer(ResumableTrainer):
         with atomic_folder(output / "model") as partial:
             model.eval().save_pretrained(str(partial), create_model_card=False)
             write_text(partial / "README.md", card)
+            write_teacher(partial, settings.teacher)
         write_json(output / "log.json", self.measured())
         measured = [entry["eval_cosine"] for entry in self.state.log_history if "eval_cosine" in entry]
         before = {"cosine": measured[0]} if measured else {}

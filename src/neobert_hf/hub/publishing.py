@@ -23,6 +23,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.recipe import Result, recipe
+from neobert_hf.embeddings.space import TEACHER_FILE
 from neobert_hf.hub.card import build_card, read_facts
 from neobert_hf.hub.diagnosis import FAIL, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, record_outputs
@@ -50,6 +51,7 @@ STALE = [
     *("model.safetensors", f"model-{SHARD}.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", f"pytorch_model-{SHARD}.bin", "pytorch_model.bin.index.json"),
     *("onnx/model*", "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    TEACHER_FILE,
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors", "[0-9]_*/pytorch_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"),
     # If these were left, Transformers would load another model and put the adapter into it.
@@ -169,6 +171,8 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         model.save_pretrained(folder)
         if (source / "README.md").is_file():
             shutil.copyfile(source / "README.md", folder / "README.md")
+    if (source / TEACHER_FILE).is_file():
+        shutil.copyfile(source / TEACHER_FILE, folder / TEACHER_FILE)
     tokenizer.save_pretrained(folder)
     # The weights may be stored in fewer bits than the model computes in, as those of `models/distilled`.
     if config.dtype not in (None, dtype) and torch.promote_types(dtype, config.dtype) == config.dtype:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
-from neobert_hf.common.fingerprints import fingerprint
+from neobert_hf.common.fingerprints import fingerprint, weights_fingerprint
 from neobert_hf.common.run import check_same_identity
 from neobert_hf.embeddings.models import (
     check_finite,
@@ -99,6 +99,7 @@ class PassageEncoder:
             # Absolute, so that it is found from any working directory.
             "model": os.path.abspath(name) if os.path.isdir(name) else name,
             "fingerprint": embedding_fingerprint(self.model),
+            "weights": weights_fingerprint(name),
             "pooling": [module.pooling_mode for module in self.model if isinstance(module, Pooling)],
             "dimension": self.model.get_embedding_dimension(),
             "truncate_dim": settings.truncate_dim,

@@ -10,7 +10,7 @@ from neobert_hf.search.vector_index import Hit
 
 
 # A sentence ends with its mark if no small letter follows, as in "e.g. this", and before a blank line or a new item.
-SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'’”)\]]*\s+(?![a-z])|(?<=[。！？])|\n\s*\n|\n(?=\s*[-*#>•])")
+SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'’”)\]]*\s+(?![a-z])|(?<=[。！？])|\n\s*\n|\n(?=\s*[-*#>•|])")
 # Neighbouring sentences are added up to so many characters; one that is longer than the second number is cut.
 LENGTH, MOST = 240, 600
 

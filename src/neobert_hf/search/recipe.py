@@ -12,12 +12,15 @@ from pathlib import Path
 from textwrap import fill
 
 import numpy as np
+from sentence_transformers import CrossEncoder
 from tqdm import tqdm
 
 from neobert_hf.common.files import folder_lock
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import output_folder
+from neobert_hf.embeddings.models import kind_of
+from neobert_hf.embeddings.space import check_student
 from neobert_hf.search.documents import Documents, SourceSettings
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
 from neobert_hf.search.excerpts import find_excerpts
@@ -70,6 +73,17 @@ class QuerySettings:
     model: str | None = field(
         default=None, metadata={"help": "new folder of the index's model, if it was moved", "path": "or Hub id"}
     )
+    query_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "embeds the queries: a model that learned the vectors of the index's model, as of `distil`",
+            "path": "or Hub id",
+        },
+    )
+    reranker: str | None = field(
+        default=None, metadata={"help": "a cross-encoder that orders what was found anew", "path": "or Hub id"}
+    )
+    rerank: int = field(default=50, metadata={"help": "with `reranker`: how many results it reads"})
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
@@ -160,33 +174,67 @@ def embed_passages(encoder: PassageEncoder, passages: list[Passage], batch_size:
 def query(place: IndexSettings, settings: QuerySettings) -> list[list[Hit]]:
     """Search an index: by meaning, and with a `keyword_weight` also by words.
 
-    Each document is found once, with its best passage, of which the sentences nearest to the query are printed.
+    Each document is found once, with its best passage, of which the sentences nearest to the query are printed. A
+    `query_model` that learned the vectors of the index's model answers faster, and a `reranker` orders better.
 
     Returns:
         For each query its hits, the best first.
     """
     with place.open() as database:
-        # 1. The model of the index, and no other
+        # 1. The model of the index, or one that learned its vectors, and no other
         check_can_answer(place.index, database)
-        model = settings.model or database.identity["model"]
-        if os.path.isabs(model) and not os.path.isdir(model):
-            raise VectorIndexError(
-                f"The model {model} of the index {place.index} is gone: name its new folder with `--model`."
-            )
-        embedding = replace(EmbeddingSettings.of_index(database.identity), model=model)
-        encoder = PassageEncoder(embedding, place.device, place.trust_remote_code)
-        join(encoder, place, database)
+        encoder = load_encoder(place, settings, database)
+        reranker = load_reranker(settings.reranker, place) if settings.reranker else None
 
         # 2. Search: by vectors (dense), and with a `keyword_weight` also by words (hybrid)
-        found, options = [], (settings.top_k, settings.keyword_weight, settings.every_passage)
+        found = []
+        candidates = max(settings.top_k, settings.rerank) if reranker else settings.top_k
         for text, vector in zip(settings.text, encoder.embed("query", settings.text)):
-            found.append(hits := database.find(text, vector, *options))
+            hits = database.find(text, vector, candidates, settings.keyword_weight, settings.every_passage)
+
+            # 3. What a reranker says of the best ones, which it reads together with the query
+            if reranker:
+                hits = rerank(reranker, text, hits)[: settings.top_k]
+            found.append(hits)
             if settings.json:
                 print(json.dumps({"query": text, "hits": [asdict(hit) for hit in hits]}))
             else:
-                kind = "score" if settings.keyword_weight else "cosine"
+                kind = "score" if settings.keyword_weight or reranker else "cosine"
                 print(format_hits(text, hits, find_excerpts(encoder, vector, hits), kind))
     return found
+
+
+def load_encoder(place: IndexSettings, settings: QuerySettings, database: VectorIndex) -> PassageEncoder:
+    """The model of the queries, with the settings of the index."""
+    identity = database.identity
+    options = place.device, place.trust_remote_code
+    if settings.query_model:
+        check_model_exists(settings.query_model, "query_model")
+        check_student(settings.query_model, identity, f"the index {place.index}")
+        # Queries are not cut into passages.
+        changes = {"model": settings.query_model, "passage_tokens": None, "overlap": 0}
+        return PassageEncoder(replace(EmbeddingSettings.of_index(identity), **changes), *options)
+    model = settings.model or identity["model"]
+    if os.path.isabs(model) and not os.path.isdir(model):
+        raise VectorIndexError(
+            f"The model {model} of the index {place.index} is gone: name its new folder with `--model`."
+        )
+    encoder = PassageEncoder(replace(EmbeddingSettings.of_index(identity), model=model), *options)
+    join(encoder, place, database)
+    return encoder
+
+
+def load_reranker(path: str, place: IndexSettings) -> CrossEncoder:
+    if (kind := kind_of(path, place.trust_remote_code, "reranker")) != "CrossEncoder":
+        raise ValueError(f"`reranker` is {path}, which is {kind or 'an encoder'}; it must be a CrossEncoder.")
+    return CrossEncoder(path, device=place.device, trust_remote_code=place.trust_remote_code)
+
+
+def rerank(reranker: CrossEncoder, text: str, hits: list[Hit]) -> list[Hit]:
+    """The hits with the scores of a reranker, the best first."""
+    scores = reranker.predict([(text, hit.text) for hit in hits], show_progress_bar=False) if hits else []
+    scored = [replace(hit, score=float(score)) for hit, score in zip(hits, scores)]
+    return sorted(scored, key=lambda hit: -hit.score)
 
 
 def check_can_answer(name: str, database: VectorIndex) -> None:
