@@ -1,10 +1,8 @@
 """Contextual document embeddings (CDE): a model, clusters of similar rows, and its training."""
 
+from neobert_hf.common.exports import offer
 
-def __getattr__(name: str):
-    # Imported when it is asked for: inference needs less than training.
-    if name != "train_contextual":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from neobert_hf.contextual.recipe import train_contextual
 
-    return train_contextual
+RECIPES = {"train_contextual": "recipe"}
+__all__ = list(RECIPES)
+__getattr__ = offer(__name__, RECIPES)

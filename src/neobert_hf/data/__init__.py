@@ -1,10 +1,8 @@
-"""Data as a user has them: the one reader of tables, tokenizers, and corpora that are prepared for pretraining.
+"""Data as a user has them: the one reader of tables, tokenizers, and corpora that are prepared for pretraining."""
 
-`deduplicate` needs another extra, so it is in `neobert_hf.data.duplicates`.
-"""
-
-from neobert_hf.data.preparing import prepare_data
-from neobert_hf.data.tokenizer import train_tokenizer
+from neobert_hf.common.exports import offer
 
 
-__all__ = ["prepare_data", "train_tokenizer"]
+RECIPES = {"deduplicate": "duplicates", "prepare_data": "preparing", "train_tokenizer": "tokenizer"}
+__all__ = list(RECIPES)
+__getattr__ = offer(__name__, RECIPES)

@@ -1,6 +1,8 @@
-"""Distillation: a small NeoBERT learns what an embedding model computes for texts."""
+"""Distillation: a small student learns from what a teacher computed for texts."""
 
-from neobert_hf.distillation.recipe import distil
+from neobert_hf.common.exports import offer
 
 
-__all__ = ["distil"]
+RECIPES = {"distil": "recipe"}
+__all__ = list(RECIPES)
+__getattr__ = offer(__name__, RECIPES)

@@ -1,9 +1,8 @@
 """Embedding models and rerankers: their training on pairs, pairs from raw text, and the vectors of a corpus."""
 
-from importlib import import_module
+from neobert_hf.common.exports import offer
 
 
-# Each recipe and its module, which is imported when the recipe is asked for: inference needs less than training.
 RECIPES = {
     "embed": "corpus",
     "finetune_embeddings": "dense",
@@ -13,9 +12,4 @@ RECIPES = {
     "train_sparse_encoder": "sparse",
 }
 __all__ = list(RECIPES)
-
-
-def __getattr__(name: str):
-    if name not in RECIPES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{RECIPES[name]}"), name)
+__getattr__ = offer(__name__, RECIPES)

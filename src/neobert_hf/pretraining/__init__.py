@@ -1,6 +1,8 @@
 """Masked-language-model pretraining: settings, data, Trainer, optimizers, and the recipe."""
 
-from neobert_hf.pretraining.recipe import pretrain
+from neobert_hf.common.exports import offer
 
 
-__all__ = ["pretrain"]
+RECIPES = {"pretrain": "recipe"}
+__all__ = list(RECIPES)
+__getattr__ = offer(__name__, RECIPES)

@@ -1,9 +1,13 @@
 """Fine-tuning on your own tasks: text classification, regression, token classification, question answering."""
 
-from neobert_hf.tasks.classification import classify
-from neobert_hf.tasks.question_answering import answer
-from neobert_hf.tasks.regression import regress
-from neobert_hf.tasks.token_classification import tag
+from neobert_hf.common.exports import offer
 
 
-__all__ = ["answer", "classify", "regress", "tag"]
+RECIPES = {
+    "answer": "question_answering",
+    "classify": "classification",
+    "regress": "regression",
+    "tag": "token_classification",
+}
+__all__ = list(RECIPES)
+__getattr__ = offer(__name__, RECIPES)

@@ -1,6 +1,8 @@
 """MTEB with the instructions of the paper (section 5.2), and tasks on your own data."""
 
-from neobert_hf.evaluation.mteb.recipe import run_mteb
+from neobert_hf.common.exports import offer
 
 
-__all__ = ["run_mteb"]
+RECIPES = {"run_mteb": "recipe"}
+__all__ = list(RECIPES)
+__getattr__ = offer(__name__, RECIPES)
