@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+import pytest
 
 from neobert_hf.common.recipe import recipe
 
@@ -13,7 +16,10 @@ class Places:
     source: list[str]
     more: list[str] | None = None
     lengths: list[int] = field(default_factory=list)
-    model: str = "m"
+    model: str = field(default="m", metadata={"path": "or Hub id"})
+    steps: int | None = None
+    kind: Literal["cls", "mean"] | None = None
+    parts: list[str] | None = field(default=None, metadata={"choices": ["a", "b"]})
 
 
 @recipe
@@ -27,3 +33,23 @@ def test_paths_are_texts_and_one_value_is_a_list_where_several_are_taken():
         found == Places(["a"], ["b"], [3], "x/y") == places.main("--source a --more b --lengths 3 --model x/y".split())
     )
     assert places(source=[Path("a"), "b"], more=None).source == ["a", "b"]
+
+
+def test_a_home_is_that_of_the_user(monkeypatch):
+    """A shell leaves the ~ of `--model=~/x` as it is."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert places(source="a", model="~/x").model == "/home/ada/x"
+    assert places.main(["--source", "a", "--model=~/x"]).model == "/home/ada/x"
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    assert places(source="a", steps=1e3, lengths=[2.0, 3]) == Places(["a"], steps=1000, lengths=[2, 3])
+    with pytest.raises(ValueError, match="`steps` is 2.5; it must be a whole number"):
+        places(source="a", steps=2.5)
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "meen"}, {"parts": ["a", "c"]}])
+def test_what_is_none_of_the_choices_is_refused(wrong):
+    assert places(source="a", kind="mean", parts="b") == Places(["a"], kind="mean", parts=["b"])
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` is '{'meen' if 'kind' in wrong else 'c'}'"):
+        places(source="a", **wrong)

@@ -44,6 +44,9 @@ def test_what_is_read_is_what_was_written(folder):
 def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no manifest.json"):
         read_manifest(tmp_path)
+    (tmp_path / "texts.csv").write_text("text")
+    with pytest.raises(FileNotFoundError, match="texts.csv holds no manifest.json"):
+        read_manifest(tmp_path / "texts.csv")
     manifest = read_manifest(folder)
     (folder / "shard-00001.arrow").unlink()
     with pytest.raises(FileNotFoundError, match="shard-00001.arrow"):

@@ -2,10 +2,12 @@
 
 import random
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neobert_hf.data.duplicates import deduplicate
 from neobert_hf.data.shards import read_manifest
 from tests.helpers.examples import load_example, to_flags
 
@@ -16,6 +18,11 @@ pytest.importorskip("rensa", reason="pip install 'neobert_hf[scale]'")
 def text(seed: int, words: int = 200) -> str:
     generator = random.Random(seed)
     return " ".join(f"word{generator.randrange(1000)}" for _ in range(words))
+
+
+def test_a_table_in_memory_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="`source` is a table in memory"):
+        deduplicate(source=pd.DataFrame({"text": ["a"]}), output_dir=tmp_path / "run")
 
 
 def test_the_first_of_each_group_stays_and_evaluation_texts_go(corpus, tmp_path):

@@ -1,6 +1,7 @@
 """Tables as users have them: what is read of each kind of file, and the file and row that an error names."""
 
 import gzip
+import math
 
 import pandas as pd
 import pyarrow as pa
@@ -11,7 +12,7 @@ from datasets.exceptions import DatasetNotFoundError
 
 from neobert_hf.data import sources
 from neobert_hf.data.rows import Row, list_as_text
-from neobert_hf.data.sources import hub_files, read_rows, stream_text
+from neobert_hf.data.sources import as_dataset, hub_files, read_rows, stream_text
 
 
 def cells(source, *arguments, **options) -> list[dict]:
@@ -58,6 +59,8 @@ FAULTS = {
     "white space": ("a.jsonl", '{"text": "x"}\n{"text": " \\t\\u3000"}', "row 1: 'text' is "),
     "zero width": ("a.jsonl", '{"text": "\\u200b\\u2060\\ufeff\\u00ad"}', "row 0: 'text' is "),
     "a missing text": ("a.jsonl", '{"text": null}', "row 0: 'text' is None"),
+    "a missing text of pandas": ("a.jsonl", '{"text": "nan"}\n{"text": NaN}', "row 1: 'text' is nan"),
+    "a printed object": ("a.json", '{\n  "text": "x"\n}', "row 0: .*Write each row on a line"),
     "no parquet": ("a.parquet", "PAR1", "row 0: "),
     "no archive": ("a.jsonl.xz", "plain", "row 0: "),
     "an unknown format": ("a.docx", "x", "has an unknown format; the known ones are .parquet"),
@@ -89,6 +92,25 @@ def test_cells_are_what_the_recipe_asks_for():
 def test_cells_that_are_something_else_are_named(kind, cell):
     with pytest.raises(ValueError, match="a.csv, row 3: 'column' is "):
         getattr(Row("a.csv", 3, {"column": cell}), kind)("column")
+
+
+MIXED = {"id": [7, "x", None], "text": ["a", 5, math.nan], "number": [1, None, 3]}
+
+
+@pytest.mark.parametrize("form", [pd.DataFrame, lambda columns: pd.DataFrame(columns).to_dict("records")])
+def test_texts_and_numbers_in_one_column_of_a_table_are_texts(form):
+    rows = as_dataset(form(MIXED))
+    assert rows["id"][:] == ["7", "x", None] and rows["text"][:] == ["a", "5", None]
+    assert rows["number"][:] == [1, None, 3]
+    assert [row.text_or_none("text") for row in read_rows(form(MIXED))] == ["a", "5", None]
+
+
+def test_columns_that_no_file_could_hold_are_named():
+    frame = pd.DataFrame([["x", "a"], ["y", ["b"]]], columns=["text", "label"])
+    with pytest.raises(ValueError, match="'label' of the table holds list, str"):
+        next(read_rows(frame))
+    with pytest.raises(ValueError, match="the column 'text' more than once"):
+        next(read_rows(pd.concat([frame, frame["text"]], axis=1)))
 
 
 def test_lists_that_pandas_wrote_are_found_and_brackets_in_texts_are_not():

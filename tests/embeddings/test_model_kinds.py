@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings.models import build_sparse_encoder, load_embedding_model
@@ -99,6 +100,7 @@ BAD_SETTINGS = [
     ("dense", {"guide": "encoder"}, ValueError, "`guide`"),
     ("dense", {"miner": "sparse", "negatives": 1}, ValueError, "`miner`.*SparseEncoder"),
     ("sparse", {"model": "dense"}, ValueError, "no trained MLM head"),
+    ("reranker", {"model": "classifier"}, ValueError, "a classifier of 3 classes"),
 ]
 
 
@@ -106,7 +108,10 @@ BAD_SETTINGS = [
 def test_bad_settings_and_models_are_refused_before_training(
     trained, settings, encoder, tmp_path, kind, change, error, message
 ):
-    places = {"encoder": encoder, "nowhere": tmp_path / "nowhere"}
+    places = {"encoder": encoder, "nowhere": tmp_path / "nowhere", "classifier": tmp_path / "classifier"}
+    if change.get("model") == "classifier":
+        AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=3).save_pretrained(places["classifier"])
+        AutoTokenizer.from_pretrained(encoder).save_pretrained(places["classifier"])
     for name in {"model", "guide", "miner"} & change.keys():
         given = change[name]
         change = change | {name: trained[given] / "model" if given in KINDS else places[given]}

@@ -124,6 +124,7 @@ def test_dry_run_sends_nothing_and_prints_what_would_be_sent(api, work, tmp_path
 # What is given after the folder, and what the error names.
 REFUSED = {
     "no address of the package": (["me/model"], "--package_url"),
+    "a name with a space": (["me/my model", *ADDRESS], "`repo_id` is 'me/my model'"),
     "no owner": (["model", *ADDRESS], "OWNER/NAME"),
     "an output that is there": (["me/model", *ADDRESS, "--output_dir", "."], "exists"),
     "a card that is not": (["me/model", *ADDRESS, "--card", "absent.yaml"], "absent.yaml"),

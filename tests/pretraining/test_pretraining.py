@@ -131,6 +131,13 @@ def test_bad_input_is_refused_before_the_first_step(flags, tmp_path, change, mes
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
+def test_adapters_without_their_model_are_refused(flags, tmp_path):
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
+    with pytest.raises(OSError, match="`init_from` is .*the adapters of a model alone"):
+        pretrain.main(flags(init_from=tmp_path / "adapters"))
+
+
 def prepare(prepared, folder, options: str) -> Path:
     source = f"--source {prepared}/train.jsonl --tokenizer {prepared}/tokenizer --max_length 64"
     load_example("prepare_data").main(f"{source} {options} --output_dir {folder}".split())

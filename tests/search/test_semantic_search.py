@@ -1,5 +1,7 @@
 """The recipes `index`, `query` and `remove` on small data: what is found, embedded again, and refused."""
 
+from pathlib import Path
+
 import lancedb
 import numpy as np
 import pytest
@@ -141,6 +143,14 @@ def test_another_model_or_other_settings_are_refused_by_name(index, query, store
     assert len(stored()) == 60
 
 
+def test_a_home_is_found_by_every_command(index, query, corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    index(corpus, index="~/found")
+    assert len(query("text", index="~/found")[0]) == 5 and not Path("~").exists()
+    recipes.remove(index="~/found", name=str(corpus))
+
+
 def test_the_model_may_move_but_not_vanish(index, query, corpus, model, tmp_path):
     SentenceTransformer(str(model)).save(str(tmp_path / "here"))
     index(corpus, model=tmp_path / "here")
@@ -180,6 +190,10 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
         query("text", index=corpus)
     with pytest.raises(ValueError, match="`text` holds an empty query"):
         query("text", " ")
+    with pytest.raises(ValueError, match="`text` holds an empty query"):
+        recipes.query(index=tmp_path / "index", text=[])
+    with pytest.raises(ValueError, match="`top_k` is 0"):
+        query("text", top_k=0)
     lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])
     with pytest.raises(VectorIndexError, match="holds a table of another program"):
         query("text", index=tmp_path / "other")

@@ -22,6 +22,7 @@ from tests.helpers.other_encoders import ENCODERS, save_other_encoder
 from tests.helpers.pretraining_runs import assert_same_weights, interrupted_behind, weights
 from tests.helpers.small_tokenizer import small_tokenizer
 from tests.helpers.task_runs import (
+    SMALL,
     asked_rows,
     flags,
     numbered_rows,
@@ -170,6 +171,18 @@ def test_every_head_gets_the_scale_of_the_numbers(tmp_path, name):
     task.finish(model)
     found = task.predict(task.tables["train"], None, before)
     assert model(**inputs).logits.numpy()[:, 0] == pytest.approx(found, rel=1e-5)
+
+
+def test_a_trained_model_is_trained_on_other_labels(encoder, labelled, tmp_path, capsys):
+    """Its head has other outputs: the encoder is kept, and the head is new."""
+    trained = classify.main(flags(tmp_path / "first", encoder, labelled, max_steps=2)).model
+    rows = [{"text": row["text"], "label": "abc"[number % 3]} for number, row in enumerate(numbered_rows(30))]
+    settings = SMALL | {"learning_rate": 0, "max_steps": 1, "data": rows}
+    found = classify(output_dir=tmp_path / "second", model=trained, **settings).model
+    assert f"{trained} has a head for other labels" in capsys.readouterr().out
+    before, after = (load_file(folder / "model.safetensors") for folder in (trained, found))
+    assert after["classifier.weight"].shape[0] == 3
+    assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("model."))
 
 
 def test_balanced_weights_let_a_rare_class_count_as_much_as_a_common_one(encoder, tmp_path):

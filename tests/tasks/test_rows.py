@@ -133,6 +133,8 @@ def test_settings_that_are_refused(tmp_path):
         ({"model": tmp_path / "nowhere"}, OSError, "`model`"),
         ({"pooling": "mean"}, ValueError, "`pooling` is 'mean'"),
         ({"validation_share": 10}, ValueError, "`validation_share`"),
+        ({"max_steps": 0}, ValueError, "`max_steps` is 0"),
+        ({"data": "mydata"}, ConnectionError, "'mydata' is not a local file, .*the Hub cannot be reached"),
     ):
         with pytest.raises(error, match=name):
             load_example("run_classification").main(

@@ -54,6 +54,7 @@ def test_settings_that_would_break_a_promise_are_refused(kind, name, value):
         ("gradient_accumulation_steps", 0),
         ("eval_steps", 0),
         ("warmup_steps", -5),
+        ("seed", -1),
     ],
 )
 def test_numbers_out_of_their_range_are_refused_in_one_place(kind, name, value):

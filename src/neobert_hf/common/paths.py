@@ -152,3 +152,25 @@ def check_model_exists(name: str, setting: str) -> None:
             f"`{setting}` is {name!r}. There is no such folder in {Path.cwd()}, and no model of that id could be "
             f"loaded from the Hub: {reason}"
         ) from error
+
+
+def check_complete(name: str, setting: str) -> None:
+    """Refuse what `check_model_exists` refuses, and a folder that lacks a part of its model.
+
+    Raises:
+        OSError: also if it holds adapters alone, no configuration or no weights.
+    """
+    check_model_exists(name, setting)
+    folder = Path(name)
+    if not folder.is_dir():
+        return
+    found = f"`{setting}` is {name!r}, which holds"
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise OSError(
+            f"{found} the adapters of a model alone (PEFT): merge them into it with `merge_and_unload()`, and give the "
+            "folder that `save_pretrained` then writes, with its tokenizer."
+        )
+    if not any((folder / file).exists() for file in ("config.json", "modules.json")):
+        raise FileNotFoundError(f"{found} no config.json, but {held_by(folder)}: copy all files of the model.")
+    if not any(file for ending in ("safetensors", "bin") for file in folder.rglob(f"*.{ending}")):
+        raise FileNotFoundError(f"{found} no weights, but {held_by(folder)}: copy all files of the model.")

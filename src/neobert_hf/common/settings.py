@@ -14,14 +14,14 @@ import math
 import os
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from itertools import takewhile
 from numbers import Real
 from pathlib import Path
 from textwrap import fill
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
@@ -58,6 +58,8 @@ class SettingsParser(HfArgumentParser):
             if action.dest in self.hints and action.dest not in self.settings:
                 self.settings[action.dest] = action
         for name, action in self.settings.items():
+            if action.path:
+                action.type = os.path.expanduser  # A shell leaves `--model=~/x` as it is.
             # `--subset null` is no value, as in a YAML file, and not a subset of that name.
             if type(None) in get_args(self.hints[name]) and action.nargs != "+" and not action.choices:
                 action.type = partial(_value_or_none, read=action.type or str)
@@ -145,7 +147,7 @@ def settings_of_keywords(kinds: Sequence[type], given: dict[str, Any], recipe: s
     given = {name: value for name, value in given.items() if name in known}
     values = SettingsParser(kinds).read_config(str(file)) if file else {}
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
-    values |= {name: _as_declared(hints[name], value) for name, value in given.items()}
+    values |= {name: _as_declared(known[name], hints[name], value) for name, value in given.items()}
     if missing := [name for name, setting in known.items() if _is_needed(setting) and name not in values]:
         raise TypeError(f"{recipe}() needs {' and '.join(f'`{name}`' for name in missing)}.")
     of_kinds = ({one.name for one in fields(kind)} for kind in kinds)
@@ -191,15 +193,39 @@ def _is_needed(setting: Field) -> bool:
     return setting.default is MISSING and setting.default_factory is MISSING
 
 
-def _as_declared(hint: Any, value: Any) -> Any:
-    """Paths as texts, 2 as 2.0 where a float is declared, one value of several as a list, as a command line does."""
-    kinds = (hint, *get_args(hint))
-    if type(value) is int and float in kinds and int not in kinds:
-        return float(value)
-    if value is None or not any(get_origin(kind) is list for kind in kinds):
-        return str(value) if isinstance(value, Path) else value
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [str(one) if isinstance(one, Path) else one for one in values]
+def _as_declared(setting: Field, hint: Any, value: Any) -> Any:
+    """A value as a command line would give it: paths as texts, 2 as 2.0 and 2.0 as 2, one value of several as a list.
+
+    Raises:
+        ValueError: naming a setting that is none of its choices, or no whole number where it must be one.
+    """
+    kinds = list(_kinds_in(hint))
+    several = any(get_origin(kind) is list for kind in kinds)
+    values = list(value) if several and isinstance(value, (list, tuple)) else [value]
+    choices = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
+    choices = setting.metadata.get("choices", choices)
+    for number, one in enumerate(values):
+        if choices and one is not None and one not in choices:
+            raise ValueError(f"`{setting.name}` is {one!r}{nearest(str(one), choices)}")
+        if type(one) is float and int in kinds and float not in kinds:
+            if one % 1:
+                raise ValueError(f"`{setting.name}` is {one}; it must be a whole number.")
+            values[number] = int(one)
+        elif type(one) is int and float in kinds and int not in kinds:
+            values[number] = float(one)
+        elif isinstance(one, (str, Path)) and (setting.metadata.get("path") or setting.name == "output_dir"):
+            values[number] = os.path.expanduser(one)
+        elif isinstance(one, Path):
+            values[number] = str(one)
+    return values if several and value is not None else values[0]
+
+
+def _kinds_in(hint: Any) -> Iterator[Any]:
+    """A type and those in it: of `list[int] | None` also `list[int]`, `int` and `None`."""
+    yield hint
+    if get_origin(hint) is not Literal:
+        for kind in get_args(hint):
+            yield from _kinds_in(kind)
 
 
 def help_text(kinds: Sequence[type], everything: bool = False) -> str:

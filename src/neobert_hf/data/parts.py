@@ -31,7 +31,15 @@ from tqdm.auto import tqdm
 from neobert_hf.common.files import absolute, folder_lock, write_whole
 from neobert_hf.common.run import check_same_identity
 from neobert_hf.data.rows import Row
-from neobert_hf.data.sources import can_begin_anywhere, check_local, count_rows, hub_files, local_files, read_from
+from neobert_hf.data.sources import (
+    can_begin_anywhere,
+    check_local,
+    count_rows,
+    hub_files,
+    is_table,
+    local_files,
+    read_from,
+)
 
 
 # Files that are read at a time to plan: a Hub or an object store takes a moment to answer.
@@ -99,6 +107,8 @@ def _files_of(source: str, subset: str | None, split: str) -> list[str]:
     Only Parquet and JSON lines can be read from the middle. Of others, such as CSV or a folder of texts, the source as
     a whole is cut, so that a part may be many small files.
     """
+    if is_table(source):
+        raise ValueError("`source` is a table in memory, and this recipe reads files: write it as Parquet first.")
     if "://" in source:
         files = _files_at_url(source)
     elif found := local_files(source):

@@ -120,11 +120,13 @@ class Row:
         return text
 
     def as_text(self, column: str, cell: Any) -> str | None:
-        """A cell, or an item of a list in it, as text: numbers become text, None stays None.
+        """A cell, or an item of a list in it, as text: numbers become text, None stays None, and NaN is None.
 
         Raises:
             ValueError: if it holds something else, or a character that no file can hold.
         """
+        if isinstance(cell, float) and math.isnan(cell):  # So pandas writes a missing text, also into JSON.
+            return None
         found = f"{self.place}: {column!r} holds"
         if cell is not None and not isinstance(cell, (str, int, float)):
             raise ValueError(f"{found} {type(cell).__name__} {cell!r:.60}; it must be a text. Choose another column.")

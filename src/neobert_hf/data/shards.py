@@ -72,7 +72,7 @@ class Manifest:
         try:
             with fsspec.open(f"{folder}/{MANIFEST}") as file:
                 return cls(**json.load(file))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # The latter if it is a file of texts.
             return None
 
 

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
+from json import JSONDecodeError
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset, load_dataset, load_dataset_builder
@@ -61,19 +64,34 @@ def as_dataset(table: Source) -> Dataset:
 
     Raises:
         TypeError: if it is something else.
+        ValueError: if a column is there twice, or holds cells of kinds that do not go together.
     """
     if isinstance(table, (list, tuple)) and all(isinstance(row, Mapping) for row in table):
-        # As in JSON lines, rows may lack columns.
-        columns = dict.fromkeys(name for row in table for name in row)
-        return Dataset.from_list([{name: row.get(name) for name in columns} for row in table])
-    if hasattr(table, "columns") and hasattr(table, "iloc"):
-        return Dataset.from_pandas(table, preserve_index=False)
+        # As in JSON lines, rows may lack columns. Without a type, numbers stay as they are beside missing ones.
+        table = pd.DataFrame(list(table), dtype=object)
+    if isinstance(table, pd.DataFrame):
+        if repeated := list(table.columns[table.columns.duplicated()]):
+            raise ValueError(f"The table has the column {repeated[0]!r} more than once: rename or drop the others.")
+        columns = {name: _of_one_type(str(name), column) for name, column in table.items()}
+        return Dataset.from_pandas(pd.DataFrame(columns), preserve_index=False)
     if not isinstance(table, (Dataset, IterableDataset)):
         raise TypeError(
             f"A table is a {type(table).__name__}; it must be a datasets.Dataset, a pandas.DataFrame or a list of "
             "dictionaries. Files and Hub datasets are named by a text."
         )
     return table
+
+
+def _of_one_type(name: str, column: pd.Series) -> pd.Series:
+    """A column as Arrow can hold it: as text, if it has texts and numbers, as a list or JSON lines may."""
+    try:
+        pa.array(column)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        kinds = sorted({type(cell).__name__ for cell in column.dropna()})
+        if not all(isinstance(cell, (str, Number)) for cell in column.dropna()):
+            raise ValueError(f"The column {name!r} of the table holds {', '.join(kinds)}: keep one of them.") from error
+        return column.map(str, na_action="ignore")
+    return column
 
 
 def read_rows(
@@ -156,7 +174,11 @@ def _number_rows(source: str, rows: Iterable[dict[str, Any]], first: int = 0) ->
 
 
 def _unreadable(place: str, error: Exception) -> ValueError:
-    advice = "Save it as UTF-8 (Excel: CSV UTF-8)" if isinstance(error, UnicodeDecodeError) else "Correct it"
+    advice = "Correct it"
+    if isinstance(error, UnicodeDecodeError):
+        advice = "Save it as UTF-8 (Excel: CSV UTF-8)"
+    elif isinstance(error, JSONDecodeError):
+        advice = "Write each row on a line of its own, or all as an array, [{...}, {...}]"
     return ValueError(f"{place}: {error}. {advice}, or leave the file out by a pattern.")
 
 

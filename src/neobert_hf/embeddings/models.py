@@ -16,8 +16,8 @@ from transformers.utils import cached_file
 
 from neobert_hf import NeoBERTContextualModel
 from neobert_hf.common.fingerprints import loaded_fingerprint
-from neobert_hf.common.paths import check_model_exists
-from neobert_hf.common.tokenizers import check_tokenizer, tokens_read
+from neobert_hf.common.paths import check_complete, check_model_exists
+from neobert_hf.common.tokenizers import check_tokenizer, load_tokenizer, tokens_read
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -40,6 +40,9 @@ def kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") 
         return json.loads(Path(settings).read_text(encoding="utf-8")).get("model_type", "SentenceTransformer")
     if find("modules.json"):
         return "SentenceTransformer"
+    check_complete(path, setting)
+    # The error of Sentence Transformers does not say that a tokenizer is missing.
+    load_tokenizer(path, trust_remote_code=trust_remote_code)
     architectures = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).architectures or []
     return "CrossEncoder" if any(name.endswith("ForSequenceClassification") for name in architectures) else None
 

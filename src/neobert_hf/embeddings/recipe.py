@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.paths import check_complete
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.sources import name_of, read_rows
 from neobert_hf.embeddings.arguments import EmbeddingArguments, PairSettings
@@ -27,7 +27,7 @@ from neobert_hf.embeddings.datasets import (
     positives_of_queries,
     read_descriptions,
 )
-from neobert_hf.embeddings.models import check_trained
+from neobert_hf.embeddings.models import check_trained, kind_of
 from neobert_hf.training.run import Run
 
 
@@ -94,7 +94,8 @@ def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingAr
     sources = sources if settings.pairs is None else {"pairs": settings.pairs}
     folder = {"inputs": models | {"datasets": settings.datasets}, "sources": sources}
     with Run.start(recipe, arguments, settings, **folder, writes=WRITES, leave_out=LEAVE_OUT) as run:
-        check_model_exists(settings.model, "model")
+        check_complete(settings.model, "model")
+        kind_of(settings.model, settings.trust_remote_code)
         for name in models.keys() - {"model"}:
             check_trained(models[name], name, settings.trust_remote_code)
         set_seed(arguments.seed)

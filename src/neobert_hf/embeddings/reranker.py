@@ -52,6 +52,11 @@ def train_reranker(settings: RerankerSettings, arguments: EmbeddingArguments) ->
 
         # 3. Model, loss and evaluation
         model = build(CrossEncoder, settings.model, settings.max_length, settings.trust_remote_code)
+        if model.num_labels != 1:
+            raise ValueError(
+                f"{settings.model} is a classifier of {model.num_labels} classes, and a reranker gives one score: give "
+                "an encoder, such as `AutoModel.from_pretrained(...).save_pretrained(...)` makes of it."
+            )
         # The positive of a query weighs as much as all of its negatives together.
         loss = BinaryCrossEntropyLoss(model, pos_weight=tensor(float(settings.negatives)))
         evaluator = reranking_evaluator(training.data)

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, Pre
 
 from neobert_hf.common.files import write_parquet, write_png, write_text
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.paths import check_file_name, check_model_exists
+from neobert_hf.common.paths import check_complete, check_file_name
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.report import markdown_table
 from neobert_hf.common.run import output_folder
@@ -298,7 +298,7 @@ def check_models(settings: PseudoPerplexityArguments) -> None:
         ValueError: if a tokenizer has no mask token, or a RoPE cannot be scaled.
     """
     for path in settings.paths.values():
-        check_model_exists(path, "models")
+        check_complete(path, "models")
         tokenizer_of(path)
         for rope in settings.rope:
             scale_rope(AutoConfig.from_pretrained(path), rope)

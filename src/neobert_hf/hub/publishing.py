@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.recipe import Result, recipe
@@ -127,7 +127,10 @@ def check_request(settings: PublishSettings) -> None:
         ValueError: naming the setting.
         OSError: if the user is not logged in to the Hub; a dry run does not check this.
     """
-    validate_repo_id(settings.repo_id)
+    try:
+        validate_repo_id(settings.repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"`repo_id` is {settings.repo_id!r}, which the Hub does not allow: {error}") from error
     if "/" not in settings.repo_id:
         raise ValueError(f"The repository is {settings.repo_id!r}; it must be OWNER/NAME.")
     if settings.output_dir is not None and Path(settings.output_dir).exists():

@@ -9,7 +9,7 @@ from transformers import set_seed
 
 from neobert_hf.common.files import write_json, write_png
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint, tokenizer_fingerprint
-from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.paths import check_complete
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.configuration_neobert import NeoBERTConfig
@@ -123,7 +123,7 @@ def find_source(data: DataArguments) -> str | Path | None:
     folder = Path(data.init_from)
     if not data.continue_optimizer:
         source = folder / "model" if (folder / "model").is_dir() else data.init_from
-        check_model_exists(str(source), "init_from")
+        check_complete(str(source), "init_from")
         return source
     checkpoint = [folder, *complete_checkpoints(folder)][-1]
     # Without its optimizer, training would go on with a fresh one.

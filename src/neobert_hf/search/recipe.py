@@ -19,6 +19,7 @@ from neobert_hf.common.files import folder_lock
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import output_folder
+from neobert_hf.common.settings import check_numbers
 from neobert_hf.embeddings.models import kind_of
 from neobert_hf.embeddings.space import check_student
 from neobert_hf.search.documents import Documents, SourceSettings
@@ -45,7 +46,7 @@ class IndexSettings:
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     def __post_init__(self):
-        self.index = str(self.index)
+        self.index = os.path.expanduser(self.index)
 
     def open(self) -> closing[VectorIndex]:
         return closing(open_index(self.index, self.weaviate_url, self.weaviate_grpc_port))
@@ -87,8 +88,9 @@ class QuerySettings:
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
-        if any(not text.strip() for text in self.text):
-            raise ValueError("`text` holds an empty query.")
+        if not self.text or any(not text.strip() for text in self.text):
+            raise ValueError("`text` holds an empty query, or none.")
+        check_numbers(self, {"top_k": "1 or more"})
 
 
 @dataclass

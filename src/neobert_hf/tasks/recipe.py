@@ -7,7 +7,7 @@ from datasets import DatasetDict
 from transformers import set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.paths import check_model_exists
+from neobert_hf.common.paths import check_complete
 from neobert_hf.common.recipe import Result
 from neobert_hf.common.tokenizers import length_to_cut_at
 from neobert_hf.tasks.report import write_report
@@ -32,7 +32,7 @@ def train_on_task(
     leave_out = ("subset", "score_test", "max_steps", "max_length")
     folder = {"inputs": inputs, "writes": ("report.md", "report.json"), "leave_out": leave_out}
     with Run.start(recipe, arguments, settings, **folder) as run:
-        check_model_exists(settings.model, "model")
+        check_complete(settings.model, "model")
 
         # 1. The rows of all splits, checked
         task = task_class(settings, read_splits(settings, task_class.readers))

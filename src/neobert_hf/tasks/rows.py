@@ -15,7 +15,7 @@ from neobert_hf.common.settings import nearest
 from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.readers import READERS, Reader
 from neobert_hf.data.rows import Row
-from neobert_hf.data.sources import Source, check_local, is_table, read_rows, split_files
+from neobert_hf.data.sources import Source, asking_the_hub, check_local, is_table, read_rows, split_files
 
 
 # The names of splits in files and Hub datasets.
@@ -61,7 +61,8 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
         splits["train"] = list(read_rows(settings.data, subset=settings.subset, readers=readers))
     else:
         check_exists(settings.data, "data")
-        found = get_dataset_split_names(settings.data, settings.subset)
+        with asking_the_hub(settings.data):
+            found = get_dataset_split_names(settings.data, settings.subset)
         for split, names in SPLITS.items():
             if name := next((name for name in names if name in found), None):
                 splits[split] = list(read_rows(settings.data, subset=settings.subset, split=name))

@@ -75,6 +75,7 @@ RANGES = {
     "eval_steps": "above 0",
     "save_total_limit": "1 or more",
     "dataloader_num_workers": "0 or more",
+    "seed": "0 or more",
 }
 
 

@@ -24,6 +24,8 @@ DROPOUTS = {
     "deberta-v2": ("cls_dropout",),
     "distilbert": ("seq_classif_dropout", "qa_dropout"),
 }
+# The ends of the names of classes with a head, which has as many outputs as there are labels.
+HEADS = ("ForSequenceClassification", "ForTokenClassification")
 # What this recipe needs of Transformers' settings.
 FIXED = {
     # False: a resumed run skips the rows it has trained on, which makes resuming exact. Only row numbers are drawn
@@ -74,6 +76,11 @@ def load_for_task(
     """
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(name, getattr(config, "vocab_size", None), trust_remote_code=trust_remote_code)
+    has_head_of_other_size = (
+        labels is not None
+        and any(architecture.endswith(HEADS) for architecture in config.architectures or [])
+        and config.num_labels != len(labels)
+    )
     if labels is not None:
         # These two also set `num_labels`.
         config.id2label = dict(enumerate(labels))
@@ -87,6 +94,9 @@ def load_for_task(
         config.classifier_pooling = pooling
     # Some checkpoints (DeBERTa-v3) are 16-bit, a precision in which AdamW's small steps are rounded away.
     options = {"config": config, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    if backbone is None and has_head_of_other_size:
+        print(f"{name} has a head for other labels: it gets a new one", flush=True)
+        backbone = Path(name)
     if backbone is None:
         return auto_class.from_pretrained(name, **options), tokenizer
     model = auto_class.from_config(**options)
@@ -121,6 +131,8 @@ class FineTuningArguments(LoraArguments, TrainingArguments):
 
     def __post_init__(self):
         fix(self, FIXED, UNUSED)
+        if self.max_steps == 0:
+            raise ValueError("`max_steps` is 0; it must be 1 or more, or left out for `num_train_epochs`.")
         follow_hardware(self)
         LoraArguments.__post_init__(self)
         TrainingArguments.__post_init__(self)

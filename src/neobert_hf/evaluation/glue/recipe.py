@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from neobert_hf.common.files import folder_lock, write_json
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
-from neobert_hf.common.paths import name_of_model
+from neobert_hf.common.paths import check_complete, name_of_model
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, check_same_identity, identity_of, mark_folder
 from neobert_hf.evaluation.glue.metrics import ScoreMetric
@@ -61,6 +61,7 @@ def run_glue(settings: GlueSettings, arguments: GlueArguments) -> Result:
     trials = plan_trials(settings, arguments, tasks)
     published = read_published(settings.published) if settings.published else None
     output, name = Path(arguments.output_dir), name_of_model(settings.name, settings.model)
+    check_complete(settings.model, "model")
     inputs = ("model", "task_config", "data_dir", "hyperparameters", "published")
     check_inputs(output, (name, "report.md"), {each: getattr(settings, each) for each in inputs})
 
