@@ -18,6 +18,7 @@ class Places:
     lengths: list[int] = field(default_factory=list)
     model: str = field(default="m", metadata={"path": "or Hub id"})
     steps: int | None = None
+    quick: bool = True
     kind: Literal["cls", "mean"] | None = None
     parts: list[str] | None = field(default=None, metadata={"choices": ["a", "b"]})
 
@@ -40,6 +41,13 @@ def test_a_home_is_that_of_the_user(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     assert places(source="a", model="~/x").model == "/home/ada/x"
     assert places.main(["--source", "a", "--model=~/x"]).model == "/home/ada/x"
+
+
+@pytest.mark.parametrize("wrong", [{"steps": "3"}, {"lengths": ["3"]}, {"quick": "false"}])
+def test_a_text_is_no_number_and_not_true(wrong):
+    """`if "false"` is true."""
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` is the text"):
+        places(source="a", **wrong)
 
 
 def test_a_whole_number_may_be_written_as_a_float():

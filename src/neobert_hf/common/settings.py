@@ -197,14 +197,18 @@ def _as_declared(setting: Field, hint: Any, value: Any) -> Any:
     """A value as a command line would give it: paths as texts, 2 as 2.0 and 2.0 as 2, one value of several as a list.
 
     Raises:
-        ValueError: naming a setting that is none of its choices, or no whole number where it must be one.
+        ValueError: naming a setting that is none of its choices, no whole number where it must be one, or a text in
+            place of a number or of True and False.
     """
     kinds = list(_kinds_in(hint))
     several = any(get_origin(kind) is list for kind in kinds)
     values = list(value) if several and isinstance(value, (list, tuple)) else [value]
     choices = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
     choices = setting.metadata.get("choices", choices)
+    numbers = [kind.__name__ for kind in (int, float, bool) if kind in kinds and str not in kinds]
     for number, one in enumerate(values):
+        if numbers and isinstance(one, str):
+            raise ValueError(f"`{setting.name}` is the text {one!r}; it must be of the type {' or '.join(numbers)}.")
         if choices and one is not None and one not in choices:
             raise ValueError(f"`{setting.name}` is {one!r}{nearest(str(one), choices)}")
         if type(one) is float and int in kinds and float not in kinds:
