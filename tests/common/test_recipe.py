@@ -61,3 +61,13 @@ def test_what_is_none_of_the_choices_is_refused(wrong):
     assert places(source="a", kind="mean", parts="b") == Places(["a"], kind="mean", parts=["b"])
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` is '{'meen' if 'kind' in wrong else 'c'}'"):
         places(source="a", **wrong)
+
+
+def test_a_setting_without_its_name_is_refused_with_one_by_name():
+    with pytest.raises(TypeError, match="places.*source="):
+        places("a")
+
+
+def test_a_misspelt_configuration_of_the_package_is_named():
+    with pytest.raises(FileNotFoundError, match="embeddings/small.yaml"):
+        places(source="a", config="embeddings/smal.yaml")

@@ -56,7 +56,10 @@ def recipe(function: Callable[..., Any] | None = None, *, positional: tuple[str,
     kinds = tuple(hints.values())
 
     @wraps(function)
-    def call(**settings: Any) -> Any:
+    def call(*unnamed: Any, **settings: Any) -> Any:
+        if unnamed:
+            example = [*positional, *inspect.signature(call).parameters][0]
+            raise TypeError(f"{function.__name__}() takes settings by name, such as `{example}=...`.")
         return function(*settings_of_keywords(kinds, settings, function.__name__))
 
     def main(args: list[str] | None = None) -> Any:

@@ -73,9 +73,17 @@ class SettingsParser(HfArgumentParser):
         raise ValueError(f"{message}. --help lists all settings.")
 
     def read_config(self, file: str) -> dict[str, Any]:
-        """The values of a YAML file and of those that it extends, in the types of the settings."""
+        """The values of a YAML file and of those that it extends, in the types of the settings.
+
+        Raises:
+            FileNotFoundError: naming the configuration of the package, or else the file, whose name is nearly this one.
+        """
+        path, folder = find_config(file), PACKAGE / "configs"
+        own = [config.relative_to(folder).as_posix() for config in folder.rglob("*.yaml")]
+        if not os.path.exists(path) and (near := difflib.get_close_matches(file.removeprefix("configs/"), own, n=1)):
+            raise FileNotFoundError(f"`config` is {file!r}, but there is no such file; did you mean {near[0]!r}?")
         given = {}
-        for place, values in read_extended(find_config(file)):
+        for place, values in read_extended(path):
             given |= _read_values(place, values, self)
         return given
 
