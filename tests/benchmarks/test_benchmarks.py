@@ -123,6 +123,24 @@ def test_what_retrieval_asks_for_stands_nowhere_in_the_text_for_training():
 
 
 @pytest.mark.slow
+def test_a_model_that_is_its_own_teacher_keeps_all_of_every_kind(run, tmp_path):
+    from kinds_data import Paragraphs, chosen, is_question, sections
+    from sentence_transformers import SentenceTransformer
+
+    answer = " ".join(["It reads the file again and says so."] * 6)
+    html = f"<h2>1. What does it do?</h2><p>{answer}</p><h2>How is it stopped?</h2><p>Press q. {answer}</p><h2>End</h2>"
+    asked = sections(Paragraphs(html).found, is_question)
+    pairs = chosen(asked)
+    assert sorted(query for query, _ in pairs) == ["How is it stopped?", "What does it do?"]
+    for name in ("test_questions", "choose_titles"):
+        write_rows([{"query": q, "document": d} for q, d in pairs], tmp_path / "kinds" / f"{name}.parquet")
+    start = save_encoder(tmp_path / "start", word_tokenizer(answer, 400, 64))
+    SentenceTransformer(str(start), device="cpu").save(str(tmp_path / "teacher"))
+    teacher = tmp_path / "teacher"
+    _, page = run("kinds", f"--data {tmp_path / 'kinds'} --teacher {teacher} --models small={teacher}")
+    assert page.count(" 1.000 (1.000 to 1.000) |") == 2 * 4
+
+
 def test_a_student_stands_beside_its_teacher_and_baselines(run, tmp_path):
     """On made data, with a teacher of random weights that is its own student."""
     import distil
