@@ -61,9 +61,9 @@ def run_glue(settings: GlueSettings, arguments: GlueArguments) -> Result:
     trials = plan_trials(settings, arguments, tasks)
     published = read_published(settings.published) if settings.published else None
     output, name = Path(arguments.output_dir), name_of_model(settings.name, settings.model)
-    check_complete(settings.model, "model")
     inputs = ("model", "task_config", "data_dir", "hyperparameters", "published")
     check_inputs(output, (name, "report.md"), {each: getattr(settings, each) for each in inputs})
+    check_complete(settings.model, "model")
 
     # 2. The weights, data and earlier results of all tasks are checked before anything is trained
     evaluation = GlueEvaluation(settings, arguments, output / name, tasks, trials)
