@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "neobert_hf"
 MODEL = ("models/distilled/README.md", "models/distilled/HOW.md")
 # Path in the repository: path in the site.
 ADDED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
-ADDED |= {name: name for name in ("LICENSE", "benchmarks/NOTES.md", *MODEL)}
+ADDED |= {name: name for name in ("LICENSE", "CITATION.cff", "AGENTS.md", "benchmarks/NOTES.md", *MODEL)}
 ADDED |= {
     str(file.relative_to(ROOT)): str(file.relative_to(ROOT))
     for file in sorted((ROOT / "benchmarks" / "results").glob("*"))
