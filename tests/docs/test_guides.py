@@ -52,6 +52,8 @@ def test_search(runner, workplace, capsys):
     (workplace / "tiny.yaml").write_text(settings)
     reduced = {"max_steps": 2, "training": "tiny.yaml", "documents": "docs/guides", "model": "runs/tiny/model"}
     runner.reduced |= {"retrieval_from_documents": reduced}
+    # The teacher is on the Hub.
+    runner.read_only += ("neobert-hf index --index runs/teacher", "neobert-hf query --index runs/teacher")
     runner.run(ROOT / "docs/guides/search.md")
     printed = capsys.readouterr().out
     assert "after, with hard negatives" in printed and "names looked up" in printed
