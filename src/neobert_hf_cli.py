@@ -121,10 +121,11 @@ def write_help() -> None:
 
 
 def _end(code: int) -> None:
-    """End this process, and with it the group of processes that `accelerate launch` may have started."""
+    """End this process if something went wrong, or the group of processes that `accelerate launch` started."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         import_module("neobert_hf.training.trainer").end_processes(code)
-    sys.exit(code)
+    elif code:
+        sys.exit(code)
 
 
 if __name__ == "__main__":
