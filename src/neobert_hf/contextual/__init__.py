@@ -3,6 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {"train_contextual": "recipe"}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["train_contextual"]
+__getattr__ = offer(__name__, __all__)

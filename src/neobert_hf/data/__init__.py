@@ -3,6 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {"deduplicate": "duplicates", "prepare_data": "preparing", "train_tokenizer": "tokenizer"}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["deduplicate", "prepare_data", "train_tokenizer"]
+__getattr__ = offer(__name__, __all__)

@@ -3,6 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {"distil": "recipe"}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["distil"]
+__getattr__ = offer(__name__, __all__)

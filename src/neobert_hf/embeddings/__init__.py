@@ -3,13 +3,12 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {
-    "embed": "corpus",
-    "finetune_embeddings": "dense",
-    "make_pairs": "text_pairs",
-    "train_multi_vector_encoder": "multi_vector",
-    "train_reranker": "reranker",
-    "train_sparse_encoder": "sparse",
-}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = [
+    "embed",
+    "finetune_embeddings",
+    "make_pairs",
+    "train_multi_vector_encoder",
+    "train_reranker",
+    "train_sparse_encoder",
+]
+__getattr__ = offer(__name__, __all__)

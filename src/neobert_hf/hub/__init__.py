@@ -3,12 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {
-    "average": "averaging",
-    "convert": "conversion",
-    "doctor": "diagnosis",
-    "export": "exporting",
-    "publish": "publishing",
-}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["average", "convert", "doctor", "export", "publish"]
+__getattr__ = offer(__name__, __all__)

@@ -3,6 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {"pretrain": "recipe"}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["pretrain"]
+__getattr__ = offer(__name__, __all__)

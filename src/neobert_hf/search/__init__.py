@@ -3,6 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {"index": "recipe", "query": "recipe", "remove": "recipe", "retrieval_from_documents": "own_documents"}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["index", "query", "remove", "retrieval_from_documents"]
+__getattr__ = offer(__name__, __all__)

@@ -3,11 +3,5 @@
 from neobert_hf.common.exports import offer
 
 
-RECIPES = {
-    "answer": "question_answering",
-    "classify": "classification",
-    "regress": "regression",
-    "tag": "token_classification",
-}
-__all__ = list(RECIPES)
-__getattr__ = offer(__name__, RECIPES)
+__all__ = ["answer", "classify", "regress", "tag"]
+__getattr__ = offer(__name__, __all__)
