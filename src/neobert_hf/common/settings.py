@@ -257,9 +257,8 @@ def help_text(kinds: Sequence[type], everything: bool = False) -> str:
         groups.append((inspect.getdoc(kind).splitlines()[0].split(". ")[0].rstrip("."), names))
     if everything:
         refused = {name for kind in kinds for name in getattr(kind, "refused", ())}
-        groups.append(
-            ("of Transformers, explained at its TrainingArguments", [*parser.settings.keys() - ours - refused])
-        )
+        theirs = sorted(parser.settings.keys() - ours - refused)
+        groups.append(("of Transformers, explained at its TrainingArguments", theirs))
     lines = ["  --config FILE.yaml", f"{INDENT}settings; flags override them"] if parser.reads_config else []
     for title, names in groups:
         entries = [_help_of(parser.settings[name]) for name in names if name in parser.settings and name not in shown]
@@ -286,7 +285,7 @@ def _help_of(action: Action) -> str:
     default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
     default = "" if default in (None, "", SUPPRESS) or action.required else f" ({default})"
     return f"  --{action.dest} {several}\n" + fill(
-        f"{said}{default}", 100, initial_indent=" " * 8, subsequent_indent=" " * 8
+        f"{said}{default}", 100, initial_indent=INDENT, subsequent_indent=INDENT
     )
 
 
