@@ -15,6 +15,7 @@ from neobert_hf.common.fingerprints import weights_fingerprint
 from neobert_hf.common.run import SettingsMismatch
 from neobert_hf.data.sources import stream_text
 from neobert_hf.distillation import teacher
+from neobert_hf.distillation.student import difference
 from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.embeddings.space import check_student
 from tests.helpers.examples import load_example, to_flags
@@ -130,7 +131,7 @@ def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
     targets = teacher.compute_targets(model, "", texts, tmp_path)
     wanted = [("what is " if text.is_query else "text ") + text.content for text in texts]
     for number, vector in enumerate(model.encode(wanted, convert_to_tensor=True)):
-        assert F.cosine_similarity(targets[number][2], vector.float(), dim=0) > 0.999
+        assert F.cosine_similarity(targets[number][3], vector.float(), dim=0) > 0.999
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):
@@ -143,6 +144,21 @@ def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, 
     distil(tmp_path / "run", teacher=teachers["free"])
     assert read == {file: file.stat().st_mtime_ns for file in read} != {}
     assert_same_weights(tmp_path / "run", students["free"])
+
+
+def test_a_trained_student_learns_to_tell_near_texts_apart(distil, students, teachers, corpus, tmp_path):
+    """And interrupted, it ends with the same bits."""
+    trained = {"student": students["normalised"] / "model", "eval_strategy": "no"}
+    random, nearest = (distil(tmp_path / str(count), nearest_texts=count, **trained) for count in (0, 30))
+    texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
+    folders = (teachers["normalised"], random / "model", nearest / "model")
+    wanted, *found = (SentenceTransformer(str(each)).encode(texts, convert_to_tensor=True) for each in folders)
+    itself = torch.eye(len(texts), dtype=torch.bool)
+    of_random, of_nearest = (difference(each @ wanted.T, wanted @ wanted.T, itself, 0.03).item() for each in found)
+    assert of_nearest < 0.9 * of_random
+    interrupted_copy(nearest, tmp_path / "again", after=20)
+    distil(tmp_path / "again", nearest_texts=30, **trained)
+    assert_same_weights(tmp_path / "again", nearest)
 
 
 def test_a_table_of_the_entries_that_the_texts_use_embeds_like_the_whole_table(distil, teachers, tmp_path):
