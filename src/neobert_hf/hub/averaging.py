@@ -100,6 +100,9 @@ def described(folder: Path) -> dict[str, Any]:
             content = json.loads((folder / file).read_text(encoding="utf-8"))
             kept = content.keys() - INCIDENTAL if isinstance(content, dict) else ()
             found[str(file)] = {name: content[name] for name in kept} or content
+            # Of Sentence Transformers: an empty prompt does nothing, and each dataset of a training leaves its own.
+            if "prompts" in kept:
+                found[str(file)]["prompts"] = {name: text for name, text in content["prompts"].items() if text}
     return found
 
 
