@@ -108,6 +108,9 @@ def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingAr
                 for name, dataset in data.train.items()
             },
             batches_per_step=arguments.world_size * arguments.gradient_accumulation_steps,
+            chosen_by=[arguments.metric_for_best_model, arguments.eval_steps]
+            if arguments.load_best_model_at_end
+            else None,
             **{name: model_fingerprint(path) for name, path in models.items()},
         )
         yield PairTraining(settings, arguments, data, run)
