@@ -74,7 +74,7 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
         follow_hardware(self)
         if self.early_stopping_patience is not None and not self.load_best_model_at_end:
             raise ValueError(
-                f"`early_stopping_patience` is {self.early_stopping_patience}, and needs `load_best_model_at_end: true`."
+                f"`early_stopping_patience` is {self.early_stopping_patience}; it needs `load_best_model_at_end: true`."
             )
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             # Transformers would take the loss, which these recipes do not evaluate. The trainer adds what is ranked.
@@ -90,6 +90,9 @@ class PairSettings:
 
     The pairs are one table, `pairs`, which from Python may be one in memory, or those of the mixture in `datasets`.
     """
+
+    # Whether the recipe learns numbers that the data give to pairs.
+    learns_scores: ClassVar = False
 
     model: str = field(metadata={"help": "an encoder: path or Hub id", "path": "or Hub id"})
     pairs: str | None = field(

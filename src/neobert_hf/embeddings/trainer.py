@@ -38,7 +38,7 @@ from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer, is_meas
 
 
 # Endings of the metrics that the end of a run and the model card name first, one of each evaluator.
-MAIN_METRICS = (NDCG, "spearman_cosine")
+MAIN_METRICS = (NDCG, "spearman_cosine", "scores_spearman")
 
 
 class MixtureTrainer(ResumableTrainer):
