@@ -73,7 +73,7 @@ def make_model(folder: Path) -> None:
     sizes |= {"num_attention_heads": WIDTH // 64, "intermediate_size": 4 * WIDTH}
     NeoBERTModel(NeoBERTConfig(**sizes)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    files = {"path": str(folder / "model"), "output_dir": str(folder / "exported")}
+    files = {"model": str(folder / "model"), "output_dir": str(folder / "exported")}
     export(**files, task="feature-extraction", precisions=["float32", "int8"])
 
 

@@ -22,11 +22,8 @@ from neobert_hf.training.arguments import result_settings
 
 
 COMPLETE = "complete.json"
-# What to do if a checkpoint depends on something else than this run.
-ADVICE = (
-    "Resume with the same settings, or start a new run with another `output_dir`; to start it from this checkpoint, "
-    "give it as `init_from` to `pretrain`, or as `model` to any other recipe."
-)
+# The setting that names what a run starts from, by recipe, where it is not `model`.
+STARTS = {"pretrain": "init_from", "distil": "student"}
 
 
 @dataclass
@@ -37,11 +34,13 @@ class Run:
         folder: `output_dir`.
         identity: all that the trained weights depend on, by name, stored in checkpoints and compared on resume.
         checkpoint: from which an interrupted run goes on; None for a new run.
+        advice: what to do if the checkpoint depends on something else than this run.
     """
 
     folder: Path
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
+    advice: str = ""
 
     @classmethod
     @contextmanager
@@ -76,12 +75,16 @@ class Run:
         locked = output_folder(folder, recipe, names, inputs, sources)
         with nullcontext() if arguments.process_index else locked:
             identity = identity_of(*settings, result_settings(arguments), leave_out=leave_out)
-            run = cls(folder, identity, newest_checkpoint(folder))
+            advice = (
+                "Resume with the same settings, or start a new run with another `output_dir`; to start it from this "
+                f"checkpoint, give it as `{STARTS.get(recipe, 'model')}`."
+            )
+            run = cls(folder, identity, newest_checkpoint(folder), advice)
             if run.checkpoint is not None:
                 stored = read_progress(run.checkpoint).identity
                 # What only `identify` knows is not compared yet.
                 known = {name: value for name, value in stored.items() if name in identity}
-                check_same_identity(run.checkpoint, known, identity, ADVICE)
+                check_same_identity(run.checkpoint, known, identity, advice)
             yield run
 
     def identify(self, **contents: Any) -> None:
@@ -95,7 +98,7 @@ class Run:
         """
         self.identity = identity_of(self.identity, **contents)
         if self.checkpoint is not None:
-            check_same_identity(self.checkpoint, read_progress(self.checkpoint).identity, self.identity, ADVICE)
+            check_same_identity(self.checkpoint, read_progress(self.checkpoint).identity, self.identity, self.advice)
 
 
 def check_processes(arguments: TrainingArguments) -> None:
