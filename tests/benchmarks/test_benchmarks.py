@@ -202,6 +202,22 @@ def test_speed_is_compared_with_other_encoders_and_bare_products(run, monkeypatc
 
 
 @pytest.mark.slow
+def test_a_search_in_fewer_bytes_and_what_rerankers_compute(run, tmp_path):
+    texts = [" ".join(page.split()[:30]) for page in topics.values()][:40]
+    write_rows([{"query": text[:30], "document": text} for text in texts], tmp_path / "texts.parquet")
+    encoder = save_encoder(tmp_path / "encoder", word_tokenizer(" ".join(texts), 400, 64))
+    sizes = {"SHAPES": ((64, 2, 2),), "PAIRS": 4, "LONGEST": 32, "ROUNDS": 1}
+    found, page = run("search", f"--model {encoder} --files {tmp_path / 'texts.parquet'}", **sizes)
+    assert [row["precision"] for row in found["vectors"]] == ["float32", "int8", "binary", "bits alone"]
+    bytes_of = [row["bytes"] for row in found["vectors"][:3]]
+    assert bytes_of == [bytes_of[0], bytes_of[0] * 9 / 32, bytes_of[0] / 32]
+    *rerankers, counts = found["rerankers"]
+    # NeoBERT computes no padding, the others do.
+    assert [row["computed"] for row in rerankers] == [pytest.approx(counts["real"]), 1, 1]
+    assert f"| NeoBERT | {rerankers[0]['parameters'] / 1e6:.1f}M |" in page
+
+
+@pytest.mark.slow
 def test_engines_are_compared_where_they_agree(run):
     """A small model; OpenVINO takes part where it is installed."""
     from serving_cpu import BY_LENGTH, RAGGED, SHORTEST, by_length, has_openvino, make_batch
