@@ -68,7 +68,7 @@ def flags_of(corpus: Path, material: Path) -> dict[str, list[str]]:
         "finetune_embeddings": embedding_runs.to_flags("dense", mined),
         "train_reranker": embedding_runs.to_flags("reranker", scored),
         "train_contextual": embedding_runs.to_flags("contextual", contextual),
-        "retrieval_from_documents": to_flags(retrieval | {"held_out": 0.2, "negatives": 2}),
+        "retrieval_from_documents": to_flags(retrieval | {"held_out": 0.2}),
         "distil": to_flags(distil | {"use_cpu": True}),
         "run_classification": to_flags(task_runs.SMALL | labelled),
         "run_glue": to_flags(glue_runs.SMALL | glue),
@@ -86,7 +86,7 @@ RESULTS = {
     "prepare_data": ["*.arrow", "manifest.json"],
     "deduplicate": ["texts/*.parquet"],
     "embed": ["*.parquet"],
-    "retrieval_from_documents": ["report.json", "*/model/*.safetensors"],
+    "retrieval_from_documents": ["report.json", "*/model/*.safetensors", "half/*.safetensors"],
     "run_glue": ["*/*/*.json", "*/*/*/model/*.safetensors"],
     "run_mteb": ["report.md"],
 }

@@ -258,6 +258,9 @@ class ResumableTrainer(Trainer):
         resume = self.run.checkpoint
         if resume is not None and self.is_finished(resume):
             self._load_finished(resume)
+            if self.is_world_process_zero():
+                # The run may have been killed while it did so.
+                delete_old(self.run.folder, self.keep, self.state.best_global_step)
             return
         if resume is not None:
             check_engine(resume, self.engine)
