@@ -1,12 +1,13 @@
-"""Search your documents with an embedding model that is trained on nothing but their own titles and sections.
+"""Index your documents with an embedding model that has learned from them, if this makes it better.
 
-    python examples/retrieval_from_documents.py --documents docs --model runs/small/model --output_dir runs/docs
+    python examples/retrieval_from_documents.py --documents docs --model models/distilled --output_dir runs/docs
+    python examples/retrieval_from_documents.py --documents docs --model models/distilled --output_dir runs/docs \\
+        --teacher sentence-transformers/all-MiniLM-L6-v2
 
-The script runs other recipes: `make_pairs`, `finetune_embeddings` twice, `run_mteb` and `index`. Each of them can also
-be run by itself on the files in `output_dir`, with all of its settings. They need the extras `eval` and `search`.
+The script runs other recipes: `make_pairs`, `finetune_embeddings` (or `distil`, with a teacher) and `index`. Each of
+them can also be run by itself, with all of its settings. They need the extra `search`.
 
-After an interruption, run the same command again: every step continues where it stopped and gives the same numbers. If
-documents have changed since, the script refuses to mix old and new ones: choose another `output_dir`.
+After an interruption, run the same command again: training continues where it stopped and gives the same numbers.
 """
 
 from neobert_hf_cli import run

@@ -42,7 +42,7 @@ COMMANDS = {
         "index": ("search.recipe", "search", "index documents, also those that changed"),
         "query": ("search.recipe", "search", "search an index"),
         "remove": ("search.recipe", "search", "remove a source from an index"),
-        "retrieval_from_documents": ("search.own_documents", "eval,search", "train on your documents and index them"),
+        "retrieval_from_documents": ("search.own_documents", "search", "learn from your documents and index them"),
     },
     "Evaluation": {
         "run_glue": ("evaluation.glue.recipe", "eval", "GLUE as in the paper"),

@@ -23,7 +23,7 @@ SUBPACKAGES = {
     "evaluation/glue": {"common", "data", "training", "tasks", "evaluation/results"},
     "evaluation/mteb": {"common", "data", "embeddings", "contextual", "evaluation/results"},
     "evaluation/pseudo_perplexity.py": {"common", "data", "evaluation/results"},
-    "search": {"common", "data", "embeddings", "contextual", "evaluation/mteb"},
+    "search": {"common", "data", "embeddings", "contextual", "distillation"},
     "hub": {"common", "embeddings"},
 }
 

@@ -14,7 +14,7 @@ from neobert_hf.search import (
     vector_index,  # noqa: E402
 )
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder  # noqa: E402
-from neobert_hf.search.keywords import ndcg_with_words  # noqa: E402
+from neobert_hf.search.keywords import ndcg_of_queries  # noqa: E402
 from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
 from neobert_hf.search.vector_index import VectorIndex  # noqa: E402
@@ -89,9 +89,12 @@ def test_ndcg_is_that_of_its_definition(documents, tmp_path):
         return 1 / math.log2(1 + rank) if rank <= 20 and scores[right] > 0 else 0
 
     rows = list(zip(queries, relevant, cosines))
-    both = np.mean([gain(sums(documents, query, row, 0.5), right) for query, right, row in rows])
-    words = np.mean([gain(sums(documents, query, 0 * row, 1), right) for query, right, row in rows])
     texts = [documents[number] for number in relevant]
-    by_words, by_weight = ndcg_with_words(encoder, queries, texts, documents, [0.5, 8], cutoff=20)
-    assert 0 < both < 1 and by_weight[0.5] == pytest.approx(both) and by_weight[8] != by_weight[0.5]
-    assert 0 < words < 1 and by_words == pytest.approx(words)
+    found = ndcg_of_queries(encoder, queries, texts, documents, keyword_weight=0.5, cutoff=20)
+    wanted = {
+        "alone": [gain(row + 2, right) for _, right, row in rows],
+        "with_words": [gain(sums(documents, query, row, 0.5) + 2, right) for query, right, row in rows],
+        "words": [gain(sums(documents, query, 0 * row, 1), right) for query, right, row in rows],
+    }
+    for name, values in wanted.items():
+        assert found[name] == pytest.approx(values) and 0 < np.mean(values) < 1

@@ -1,25 +1,34 @@
 """The recipe `retrieval_from_documents`, whole, on a folder of small documents."""
 
 import json
+import re
 import shlex
+import shutil
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
 import yaml
 from datasets import Dataset
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 
+from neobert_hf.common.fingerprints import file_checksum, weights_fingerprint
+from neobert_hf.distillation import distil
+from neobert_hf.embeddings.space import check_student
 from neobert_hf.search import own_documents
 from neobert_hf.search.recipe import query
 from neobert_hf.search.vector_index import open_index
 from tests.helpers.embedding_runs import SMALL
 from tests.helpers.examples import load_example, to_flags
-from tests.helpers.models import save_encoder
+from tests.helpers.models import ROOT, save_encoder
 from tests.helpers.small_tokenizer import word_tokenizer
 
 
 pytest.importorskip("lancedb")
 recipe = load_example("retrieval_from_documents")
+DISTILLED = ROOT / "models" / "distilled"
 
 
 TEXTS = [" ".join(text.split()) for _, text in sorted(topics.items())]
@@ -47,14 +56,18 @@ def documents(tmp_path) -> Path:
 @pytest.fixture
 def flags(documents, encoder, tmp_path):
     """The command line of a run in tmp_path / "run", with changes."""
-    training = SMALL | {"max_steps": 8, "save_steps": 8, "eval_steps": 8}
+    training = SMALL | {"max_steps": 8, "save_steps": 8, "eval_strategy": "no"}
     (tmp_path / "training.yaml").write_text(yaml.safe_dump(training))
 
     def build(**changes) -> list[str]:
         settings = {"documents": documents, "model": encoder, "output_dir": tmp_path / "run"}
-        return to_flags(settings | {"training": tmp_path / "training.yaml", "held_out": 0.2, "negatives": 2} | changes)
+        return to_flags(settings | {"training": tmp_path / "training.yaml"} | changes)
 
     return build
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): file_checksum(file) for file in folder.rglob("*") if file.is_file()}
 
 
 def test_from_documents_to_numbers_and_an_index(flags, encoder, tmp_path, capsys):
@@ -63,25 +76,71 @@ def test_from_documents_to_numbers_and_an_index(flags, encoder, tmp_path, capsys
     train, held_out = (Dataset.from_parquet(str(run / f"pairs{part}.parquet")) for part in ("", "_held_out"))
     assert set(train["kind"]) == {"title", "sentence"} and len(train) > 3 * len(held_out) > 15
     report = json.loads((run / "report.json").read_text())
-    assert report["queries"] == len(held_out) and len(report["ndcg_at_10"]) == 6
-    for name, score in report["ndcg_at_10"].items():
-        assert 0 <= score <= 1 and f"  {name:<32}{score:.3f}\n" in printed
-    before, alone, hard, words, *both = report["ndcg_at_10"].values()
-    models = {encoder: before, run / "pairs_alone" / "model": alone, run / "hard_negatives" / "model": hard}
-    assert open_index(str(run / "index")).identity["model"] == str(max(models, key=models.get))
-    assert (result.model, result.output) == (max(models, key=models.get), run / "index")
-    found = [result.scores, result.before, result.baseline]
-    assert found == [{"ndcg_at_10": score} for score in (max(models.values()), before, words)]
-    mined = Dataset.from_parquet(str(next((run / "hard_negatives" / "mined").iterdir())))
-    assert any(mined["negatives"]) and set(mined["query"]) == set(train["query"])
+    assert report["queries"] == len(held_out) and report["texts"] > len(train)
+    for name, scores in report["models"].items():
+        alone, both = scores.values()
+        assert 0 <= min(alone, both) and max(alone, both) <= 1
+        assert re.search(rf"^  {name} +{alone:.3f}  {both:.3f}$", printed, re.MULTILINE)
+    # What decides are the words and the vectors together.
+    before, half, trained = report["models"].values()
+    models = {str(encoder): before, str(run / "half"): half, str(run / "trained" / "model"): trained}
+    assert open_index(str(run / "index")).identity["model"] == str(result.model)
+    assert result.scores == models[str(result.model)] and result.output == run / "index"
+    assert (result.before, result.baseline) == (before, {"ndcg_at_10": report["bm25"]})
 
     # The command at the end works as it is printed.
     program, command, *words = shlex.split(printed.strip().splitlines()[-1])
     assert (program, command) == ("neobert-hf", "query")
-    best = max((max(models.values()), 0), *zip(both, (0.5, 2)), key=lambda found: found[0])[1]
-    assert words[-2:] == ["--keyword_weight", str(best)] if best else "--keyword_weight" not in words
     query.main([*words, "--device", "cpu"])
     assert ".md [" in capsys.readouterr().out
+
+
+def test_a_model_that_training_makes_worse_is_left_as_it_was(flags, documents, tmp_path, capsys):
+    model, before = tmp_path / "model", checksums(DISTILLED)
+    shutil.copytree(DISTILLED, model)
+    ruinous = SMALL | {"max_steps": 2, "learning_rate": 1.0, "eval_strategy": "no", "save_strategy": "no"}
+    (tmp_path / "ruinous.yaml").write_text(yaml.safe_dump(ruinous))
+    result = recipe.main(flags(model=model, training=tmp_path / "ruinous.yaml"))
+    assert "left as it was" in capsys.readouterr().out
+    _, half, trained = json.loads((tmp_path / "run" / "report.json").read_text())["models"].values()
+    assert max(half["ndcg_at_10_with_words"], trained["ndcg_at_10_with_words"]) < 0.9 * min(result.before.values())
+    assert result.model == model and result.scores == result.before and checksums(model) == before
+    assert open_index(str(result.output)).identity["model"] == str(model)
+    assert not (tmp_path / "run" / "half").exists()
+
+
+def test_with_a_teacher_a_model_comes_nearer_to_it_and_stays_in_its_space(documents, encoder, tmp_path, monkeypatch):
+    """A student as it begins, half way."""
+    teacher, sizes = tmp_path / "teacher", {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 24}
+    SentenceTransformer(str(encoder), device="cpu").save(str(teacher), create_model_card=False)
+    untrained = {"max_steps": 1, "learning_rate": 0, "embedding_learning_rate": 0, "use_cpu": True}
+    student = distil(teacher=teacher, texts=documents, output_dir=tmp_path / "student", **sizes, **untrained).model
+    training = {"per_device_train_batch_size": 16, "warmup_steps": 2, "embedding_learning_rate": 1e-2}
+    (tmp_path / "training.yaml").write_text(yaml.safe_dump(training | {"learning_rate": 1e-2, "nearest_texts": 8}))
+    monkeypatch.setattr(own_documents, "choose", lambda found: ("half", ""))
+    settings = {"documents": documents, "model": student, "teacher": teacher, "training": tmp_path / "training.yaml"}
+    result = recipe(**settings, max_steps=20, output_dir=tmp_path / "run")
+    assert result.model == tmp_path / "run" / "half" and result.scores != result.before
+    check_student(str(result.model), {"weights": weights_fingerprint(teacher)}, "the index")
+    log = json.loads((tmp_path / "run" / "trained" / "log.json").read_text())
+    first, *_, last = (entry["eval_cosine"] for entry in log if "eval_cosine" in entry)
+    assert last > first + 0.01
+    weights = (
+        load_file(folder / "model.safetensors") for folder in (student, tmp_path / "run/trained/model", result.model)
+    )
+    for before, trained, half in zip(*(tensors.values() for tensors in weights)):
+        assert half.numpy() == pytest.approx((before.float() + trained).numpy() / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize(("gain", "spread", "best"), [(0.05, 0.1, "half"), (0.05, 0.6, "before"), (-0.05, 0, "before")])
+def test_a_gain_that_may_be_chance_is_none(gain, spread, best):
+    """Of 100 queries, whose standard error is a tenth of the spread."""
+    before, noise = np.full(100, 0.5), np.tile([-spread, spread], 50)
+    found = {"before": before, "half": before + gain + noise, "trained": before + 0.6 * gain + 0.6 * noise}
+    assert (
+        own_documents.choose({name: {"alone": scores, "with_words": scores} for name, scores in found.items()})[0]
+        == best
+    )
 
 
 def test_a_table_gives_the_numbers_of_its_file_and_a_stopped_run_goes_on(
@@ -89,12 +148,12 @@ def test_a_table_gives_the_numbers_of_its_file_and_a_stopped_run_goes_on(
 ):
     """Stopped before its index, from Python; the same call goes on."""
     rows = [{"path": file.name, "text": file.read_text()} for file in sorted(documents.iterdir())]
-    settings = {"model": encoder, "training": tmp_path / "training.yaml", "held_out": 0.2, "negatives": 2}
+    settings = {"model": encoder, "training": tmp_path / "training.yaml"}
     settings |= {"documents": rows, "id_column": "path", "output_dir": tmp_path / "table"}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(own_documents, "index_documents", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         recipe(**settings)
-    checkpoint = tmp_path / "table" / "hard_negatives" / "checkpoint-8" / "complete.json"
+    checkpoint = tmp_path / "table" / "trained" / "checkpoint-8" / "complete.json"
     written = checkpoint.stat().st_mtime_ns
     result = recipe(**settings)
     assert checkpoint.stat().st_mtime_ns == written

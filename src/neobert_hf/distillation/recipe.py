@@ -50,7 +50,7 @@ def distil(settings: DistilSettings, student_settings: StudentSettings, argument
 
         # 5. The student; a new one begins as a table of the mean states of each token
         set_seed(arguments.seed)
-        student = build_student(student_settings, teacher, targets, start)
+        student = build_student(student_settings, teacher, targets, start, settings.nearest_texts)
 
         # 6. Training to the end; then the model, its card and the log are saved
         trainer = DistilTrainer(student, settings, arguments, targets, held_out, run)

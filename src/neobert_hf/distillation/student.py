@@ -16,6 +16,9 @@ one minus the cosine of the vectors, as in Sentence Transformers' `EmbedDistillL
 similarities within a batch, and to the teacher's vectors of other texts. With vectors alone, the cosine to MiniLM ended
 at 0.737 instead of 0.816. Cosines do not depend on lengths, so teachers may normalise their vectors or not.
 
+A student that is trained already learns more about search from the texts nearest to each, which a search must tell
+apart: with `nearest_texts`, the last part compares each text with those, and weighs four times as much.
+
 References:
     https://arxiv.org/abs/1909.10351 (TinyBERT: hidden states), https://arxiv.org/abs/2004.09813 (vectors), and
     https://arxiv.org/abs/2010.11386 (KL of similarities in a batch).
@@ -51,6 +54,10 @@ TEMPERATURE = 0.1
 # without layers found 0.303 in place of 0.292 of the ten passages that its teacher finds, one of two layers 0.400 in
 # place of 0.397.
 OTHERS = 4_096
+# In place of them, the nearest texts and as many others are compared at this temperature and with this weight.
+NEAREST_TEMPERATURE, NEAREST_WEIGHT = 0.03, 2.0
+# Texts whose nearest are looked for at a time.
+ROWS = 512
 # The state of a token alone counts as much as this many of its states in texts.
 COUNT_ALONE = 3
 # Texts by which the linear layer is fitted to a teacher whose vectors are not the means of its token states.
@@ -100,21 +107,33 @@ class Student(nn.Module):
             does, which is so if the teacher's vectors are the means of its token states. It is not in the saved model.
         targets: of the texts that it learns from.
         entries: the ids of the teacher's vocabulary that it knows, in ascending order.
+        nearest_texts: with so many texts that are nearest to it for the teacher, and as many others, each is compared;
+            0 for `OTHERS` alone.
 
     Attributes:
         numbers: the student's id of each of the teacher's ids.
         scale: root mean square length of the teacher's token states.
         others: the teacher's vectors of all texts that the student learns from, (all texts, dimensions), of length 1.
+        nearest: the numbers of the texts nearest to each, (all texts, `nearest_texts`), itself among them. None if 0.
     """
 
-    def __init__(self, model: SentenceTransformer, head: nn.Linear | None, targets: Targets, entries: Sequence[int]):
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        head: nn.Linear | None,
+        targets: Targets,
+        entries: Sequence[int],
+        nearest_texts: int = 0,
+    ):
         super().__init__()
         self.model, self.head = model, head
         numbers = torch.zeros(entries[-1] + 1, dtype=torch.long)
         numbers[list(entries)] = torch.arange(len(entries))
         self.register_buffer("numbers", numbers, persistent=False)
-        vectors = torch.cat([file["vectors"] for file in targets.files])
+        vectors = torch.cat([file["vectors"] for file in targets.files]).to(model.device)
         self.register_buffer("others", F.normalize(vectors, dim=1), persistent=False)
+        nearest = find_nearest(self.others, nearest_texts) if nearest_texts else None
+        self.register_buffer("nearest", nearest, persistent=False)
         self.register_buffer("scale", torch.tensor(1.0))
 
     @property
@@ -126,13 +145,19 @@ class Student(nn.Module):
         return self.model[2].linear
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, states: torch.Tensor, vectors: torch.Tensor
+        self,
+        numbers: torch.Tensor,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        states: torch.Tensor,
+        vectors: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         """The loss of a batch, see the top of this file.
 
         Shape:
-            The teacher's `input_ids` and `attention_mask` (texts, longest); its `states` of all tokens, one text after
-            the other, (tokens, teacher's width); its `vectors` (texts, dimensions).
+            `numbers` of the texts in `Targets` (texts,); the teacher's `input_ids` and `attention_mask` (texts,
+            longest); its `states` of all tokens, one text after the other, (tokens, teacher's width); its `vectors`
+            (texts, dimensions).
         """
         outputs = self.model({"input_ids": self.numbers[input_ids], "attention_mask": attention_mask})
         found_states = (self.head or self.linear)(outputs["token_embeddings"][attention_mask.bool()])
@@ -142,33 +167,58 @@ class Student(nn.Module):
             of_states = (found_states - wanted_states).square().sum(1).mean()
             of_vectors = 1 - (found * wanted).sum(1).mean()
             itself = torch.eye(len(found), dtype=torch.bool, device=found.device)
-            within_batch = difference(similarities(found, found, itself), similarities(wanted, wanted, itself))
-            others = self.others[torch.randint(len(self.others), (OTHERS,), device=found.device)]
-            itself = wanted @ others.T > 0.9999
-            to_others = difference(similarities(found, others, itself), similarities(wanted, others, itself))
-        return {"loss": of_states + 2 * of_vectors + 0.5 * within_batch + 0.5 * to_others}
+            within_batch = difference(found @ found.T, wanted @ wanted.T, itself, TEMPERATURE)
+            to_others = self.difference_to_others(numbers, found, wanted)
+        return {"loss": of_states + 2 * of_vectors + 0.5 * within_batch + to_others}
+
+    def difference_to_others(self, numbers: torch.Tensor, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """How differently student and teacher see the teacher's vectors of other texts, with its weight in the loss."""
+        count = OTHERS if self.nearest is None else self.nearest.shape[1]
+        others = self.others[torch.randint(len(self.others), (count,), device=found.device)]
+        of_student, of_teacher = found @ others.T, wanted @ others.T
+        if self.nearest is not None:
+            near = self.others[self.nearest[numbers]].transpose(1, 2)
+            of_student = torch.cat([(found[:, None] @ near)[:, 0], of_student], dim=1)
+            of_teacher = torch.cat([(wanted[:, None] @ near)[:, 0], of_teacher], dim=1)
+        itself = of_teacher > 0.9999
+        if self.nearest is None:
+            return 0.5 * difference(of_student, of_teacher, itself, TEMPERATURE)
+        return NEAREST_WEIGHT * difference(of_student, of_teacher, itself, NEAREST_TEMPERATURE)
 
 
-def similarities(vectors: torch.Tensor, others: torch.Tensor, itself: torch.Tensor) -> torch.Tensor:
-    """Logarithms of the softmax over the other texts, (texts, others), without the text itself."""
-    cosines = vectors @ others.T / TEMPERATURE
+def find_nearest(vectors: torch.Tensor, count: int) -> torch.Tensor:
+    """The numbers of the `count` nearest vectors of each, by their cosine, or of all if there are fewer."""
+    count = min(count, len(vectors))
+    return torch.cat([(rows @ vectors.T).topk(count).indices for rows in vectors.split(ROWS)])
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor, itself: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The KL divergence of two distributions over other texts, given as cosines, (texts, others); the mean over texts.
+
+    Args:
+        itself: where a text would be compared with itself, which does not count.
+    """
+
     # Not minus infinity: its product with a probability of zero is not a number.
-    return cosines.masked_fill(itself, -1e4).log_softmax(1)
+    def logarithms(cosines: torch.Tensor) -> torch.Tensor:
+        return (cosines / temperature).masked_fill(itself, -1e4).log_softmax(1)
 
-
-def difference(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The KL divergence of two distributions for each text, given as logarithms; the mean over the texts."""
-    return F.kl_div(found, wanted, log_target=True, reduction="batchmean")
+    return F.kl_div(logarithms(found), logarithms(wanted), log_target=True, reduction="batchmean")
 
 
 def build_student(
-    settings: StudentSettings, teacher: SentenceTransformer, targets: Targets, start: SentenceTransformer | None = None
+    settings: StudentSettings,
+    teacher: SentenceTransformer,
+    targets: Targets,
+    start: SentenceTransformer | None = None,
+    nearest_texts: int = 0,
 ) -> Student:
     """A student with the teacher's prompts; a new one begins as the top of this file describes.
 
     Args:
         targets: of the texts that it will learn from.
         start: the model that it begins as, from `load_student`.
+        nearest_texts: see `Student`.
     """
     entries: Sequence[int] = range(vocabulary_size(teacher.tokenizer))
     if start is not None:
@@ -177,7 +227,7 @@ def build_student(
         if settings.vocabulary == "used":
             entries = used_entries(teacher, targets)
         transformer, others = new_encoder(settings.sizes(), teacher, entries), []
-    width, (_, states, vector) = transformer.model.config.hidden_size, targets[0]
+    width, (_, _, states, vector) = transformer.model.config.hidden_size, targets[0]
     fitting = [module for module in others if isinstance(module, Dense) and module.out_features == len(vector)]
     dense = fitting[0] if fitting else Dense(width, len(vector), bias=False, activation_function=nn.Identity())
     model = SentenceTransformer(
@@ -188,7 +238,7 @@ def build_student(
         device=teacher.device,
     )
     head = None if means_are_vectors(targets) else nn.Linear(width, states.shape[1], bias=False)
-    student = Student(model, head, targets, entries).to(teacher.device)
+    student = Student(model, head, targets, entries, nearest_texts).to(teacher.device)
     if start is None:
         fill_table(student, teacher, targets, entries)
     else:
@@ -284,9 +334,9 @@ def load_student(settings: StudentSettings, teacher: SentenceTransformer) -> Sen
 def means_are_vectors(targets: Targets) -> bool:
     """Whether the teacher's vectors are the means of its token states, up to their length."""
     found = [targets[number] for number in range(min(len(targets), 100))]
-    if found[0][1].shape[1] != len(found[0][2]):
+    if found[0][2].shape[1] != len(found[0][3]):
         return False
-    cosines = [F.cosine_similarity(states.float().mean(0), vector, dim=0) for _, states, vector in found]
+    cosines = [F.cosine_similarity(states.float().mean(0), vector, dim=0) for _, _, states, vector in found]
     return min(cosines).item() > 0.999
 
 
@@ -338,7 +388,7 @@ def fit_linear_layer(linear: nn.Linear, student: Student, targets: Targets, of_s
     """The weight that brings a linear layer nearest to the teacher's token states or vectors, by ridge regression."""
     inputs, wanted = [], []
     for number in range(min(len(targets), FITTED_TEXTS)):
-        ids, states, vector = targets[number]
+        _, ids, states, vector = targets[number]
         ids = student.numbers[ids.long().to(student.numbers.device)]
         found = student.encoder(ids[None]).last_hidden_state[0].cpu()
         inputs.append(found if of_states else found.mean(0, keepdim=True))
@@ -356,5 +406,5 @@ def cosine_to_teacher(model: SentenceTransformer, targets: Targets) -> float:
         rows = [row for row, text in enumerate(targets.texts) if text.is_query == is_query]
         texts = [targets.texts[row].content for row in rows]
         found = model.encode(texts, prompt=prompt_of(model, kind), convert_to_tensor=True).float().cpu()
-        cosines.append(F.cosine_similarity(found, torch.stack([targets[row][2] for row in rows])))
+        cosines.append(F.cosine_similarity(found, torch.stack([targets[row][3] for row in rows])))
     return torch.cat(cosines).mean().item()

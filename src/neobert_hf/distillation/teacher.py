@@ -172,13 +172,13 @@ class Targets:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, token states and vector of a text."""
+    def __getitem__(self, number: int) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Number, token ids, token states and vector of a text."""
         file, row = divmod(number, TEXTS_OF_FILE)
         start = self._starts[file][row]
         tokens = slice(start, start + self.lengths[number])
         tensors = self.files[file]
-        return tensors["ids"][tokens], tensors["states"][tokens], tensors["vectors"][row]
+        return number, tensors["ids"][tokens], tensors["states"][tokens], tensors["vectors"][row]
 
 
 def compute_targets(teacher: SentenceTransformer, fingerprint: str, texts: list[Text], folder: Path) -> Targets:

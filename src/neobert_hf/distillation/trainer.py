@@ -21,7 +21,12 @@ from neobert_hf.training.run import Run
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-FIXED = {"remove_unused_columns": False, "dataloader_drop_last": False, "ignore_data_skip": False}
+FIXED = {
+    "remove_unused_columns": False,
+    "dataloader_drop_last": False,
+    "ignore_data_skip": False,
+    "load_best_model_at_end": False,
+}
 
 
 @dataclass
@@ -42,12 +47,22 @@ class DistilSettings:
         default=60_000,
         metadata={"help": "passages to learn from, of which each gives up to three texts; fewer if there are fewer"},
     )
+    # They ruined new students of few texts, which cannot tell far texts apart yet.
+    nearest_texts: int = field(
+        default=0,
+        metadata={
+            "help": "compare each text with so many that are nearest to it for the teacher, and as many others: 128 "
+            "helps a trained `student` to search; 0 for random others alone, as a new one needs"
+        },
+    )
     # Twice this rate broke the embeddings in a trial.
     embedding_learning_rate: float = field(default=1.5e-4, metadata={"help": "peak value, for the embeddings"})
 
     def __post_init__(self):
         self.texts = list_of(self.texts)
-        check_numbers(self, {"passages": "1 or more", "embedding_learning_rate": "0 or more"})
+        check_numbers(
+            self, {"passages": "1 or more", "nearest_texts": "0 or more", "embedding_learning_rate": "0 or more"}
+        )
 
 
 @dataclass
@@ -82,17 +97,23 @@ class DistilArguments(TrainingArguments):
         super().__post_init__()
 
 
-def collate(texts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
+def collate(texts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
     """The inputs of `Student` for texts of `Targets`.
 
     The texts of a batch have all lengths, since NeoBERT does not compute padding. In batches of one length each step
     undid a part of what the one before had learned for other lengths: the cosine was 0.695 after 200 steps, not 0.718.
     """
-    ids, states, vectors = zip(*texts)
+    numbers, ids, states, vectors = zip(*texts)
     lengths = torch.tensor([len(each) for each in ids])
     padded = nn.utils.rnn.pad_sequence([each.long() for each in ids], batch_first=True, padding_value=padding)
     mask = (torch.arange(padded.shape[1]) < lengths[:, None]).long()
-    return {"input_ids": padded, "attention_mask": mask, "states": torch.cat(states), "vectors": torch.stack(vectors)}
+    return {
+        "numbers": torch.tensor(numbers),
+        "input_ids": padded,
+        "attention_mask": mask,
+        "states": torch.cat(states),
+        "vectors": torch.stack(vectors),
+    }
 
 
 CARD = """---

@@ -14,33 +14,33 @@ from neobert_hf.search.passages import Passage
 from neobert_hf.search.vector_index import Hit
 
 
-def ndcg_with_words(
+def ndcg_of_queries(
     encoder: PassageEncoder,
     queries: list[str],
     relevant: list[str],
     documents: list[str],
-    keyword_weights: list[float],
+    keyword_weight: float,
     cutoff: int = 10,
-) -> tuple[float, dict[float, float]]:
-    """The mean nDCG of a search by words, and of `VectorIndex.search_hybrid`. Long documents are cut.
+) -> dict[str, np.ndarray]:
+    """The nDCG of each query in three searches: by vectors alone, by vectors and words, and by words alone.
 
     Args:
-        relevant: the one relevant document of each query, one of `documents`.
+        relevant: the one relevant document of each query, one of `documents`. Long documents are cut.
         documents: all that is searched, each once.
-        keyword_weights: those to try in a hybrid search.
+        keyword_weight: of the words in the search by both; see `VectorIndex.search_hybrid`.
         cutoff: a relevant document that is found below this rank counts as 0.
 
     Returns:
-        The mean nDCG of BM25 alone, and that of a hybrid search by keyword weight.
+        `alone`, `with_words` and `words`, (queries,) each.
     """
     vectors = encoder.embed("query", queries)
 
-    def ndcg(search: Callable[[str, np.ndarray], list[Hit]]) -> float:
+    def ndcg(search: Callable[[str, np.ndarray], list[Hit]]) -> np.ndarray:
         gains = []
         for query, vector, right in zip(queries, vectors, relevant, strict=True):
             texts = [hit.text for hit in search(query, vector)]
             gains.append(1 / math.log2(2 + texts.index(right)) if right in texts else 0.0)
-        return sum(gains) / len(gains)
+        return np.array(gains)
 
     with TemporaryDirectory() as folder:
         index = LanceDBIndex(Path(folder))
@@ -49,9 +49,8 @@ def ndcg_with_words(
         index.write(passages, encoder.embed("document", documents), replaced=[])
         index.commit()
         index.optimize()
-        by_words = ndcg(lambda query, vector: [hit for hit, _ in index.match(query, vector, cutoff)])
-        by_weight = {
-            weight: ndcg(partial(index.search_hybrid, limit=cutoff, keyword_weight=weight))
-            for weight in keyword_weights
+        return {
+            "alone": ndcg(lambda query, vector: index.search(vector, cutoff)),
+            "with_words": ndcg(partial(index.search_hybrid, limit=cutoff, keyword_weight=keyword_weight)),
+            "words": ndcg(lambda query, vector: [hit for hit, _ in index.match(query, vector, cutoff)]),
         }
-    return by_words, by_weight

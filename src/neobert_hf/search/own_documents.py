@@ -1,168 +1,247 @@
-"""Search one's own documents with an embedding model that is trained on nothing but their own titles and sections.
+"""Search one's own documents with an embedding model that learns from them, if this makes it better.
 
-It calls other recipes, each of which can also be run by itself on the files in `output_dir`: `make_pairs`,
-`finetune_embeddings` twice, `run_mteb` and `index`.
+With a teacher the model goes on learning what the teacher computes for the documents. Without one it learns from pairs
+that the documents hold: a title and its section, a sentence and its paragraph. Half a step is often better than a whole
+one, so the mean of the weights before and after is tried, too. What decides are pairs of held-out sections, searched
+among all texts: half of the score is that with BM25, since titles and sentences share words with their texts, which a
+model learns to look for, and BM25 sees them anyway. A model that is not better by more than chance is left as it was.
+
+It calls other recipes, each of which can also be run by itself: `make_pairs`, `distil` or `finetune_embeddings`, and
+`index`.
 """
 
-import json
+import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from datasets import Dataset
 
-from neobert_hf.common.files import write_json, write_text
+from neobert_hf.common.files import atomic_folder, write_json, write_text
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import output_folder
 from neobert_hf.common.settings import settings_of_keywords
-from neobert_hf.data.sources import is_table, local_files
+from neobert_hf.common.tokenizers import clear_truncation
+from neobert_hf.data.sources import is_table, local_files, stream_text
+from neobert_hf.distillation import distil
 from neobert_hf.embeddings import finetune_embeddings, make_pairs
-from neobert_hf.evaluation.mteb import run_mteb
+from neobert_hf.embeddings.space import write_teacher
+from neobert_hf.embeddings.text_pairs import HEADING, HEADING_LINE
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-from neobert_hf.search.keywords import ndcg_with_words
+from neobert_hf.search.keywords import ndcg_of_queries
 from neobert_hf.search.recipe import index
 
 
 # The models that are compared, and what the report calls them.
 STAGES = {
-    "before": "before fine-tuning",
-    "pairs_alone": "after, on the pairs alone",
-    "hard_negatives": "after, with hard negatives",
+    "before": "the model as it was",
+    "half": "the mean of its weights before and after",
+    "trained": "after training",
 }
 # A short line above a paragraph is a title, too, in documents that do not mark theirs.
 KINDS = ["title", "unmarked_title", "sentence"]
-# Of BM25, added to the cosine; each is tried in a hybrid search.
-KEYWORD_WEIGHTS = [0.5, 2.0]
-BM25, HYBRID = "BM25, which knows words only", "both, BM25 with weight {:g}"
-WRITES = ("pairs*", "datasets.yaml", "tasks.yaml", "hard_negatives", "evaluation", "index", "report.json")
+# Of BM25, added to the cosine, in the search that decides and in the command at the end.
+KEYWORD_WEIGHT = 0.5
+# The least gain that counts, in standard errors of the mean over the held-out pairs. A training that does harm as large
+# as a standard error passes once in 40 times, and one that does nothing once in 6.
+STANDARD_ERRORS = 1.0
+WRITES = ("pairs*", "datasets.yaml", "trained", "half", "index", "report.json")
 
 
 @dataclass
 class OwnDocumentsSettings:
-    """The documents, the encoder, and the size of the training."""
+    """The documents, the model, and what it learns from."""
 
     documents: str = field(
         metadata={"help": "text or Markdown files, Parquet or JSON lines: a file, pattern or folder", "path": True}
     )
-    model: str = field(metadata={"help": "path or Hub id of an encoder", "path": "or Hub id"})
+    model: str = field(
+        metadata={"help": "an embedding model or an encoder on a NeoBERT: path or Hub id", "path": "or Hub id"}
+    )
     output_dir: str = field(metadata={"help": "folder for the pairs, models, numbers and the index", "path": True})
+    teacher: str | None = field(
+        default=None,
+        metadata={"help": "the embedding model that `model` was distilled from; pairs if unset", "path": "or Hub id"},
+    )
     column: str = field(default="text", metadata={"help": "column of the text, unless the documents are text files"})
     id_column: str | None = field(default=None, metadata={"help": "column that identifies a row in the index"})
     held_out: float = field(
-        default=0.1, metadata={"help": "share of the documents that are kept out of training, for evaluation"}
+        default=0.2, metadata={"help": "share of the sections that give no pair to learn from, but questions to ask"}
     )
-    training: str = field(
-        default="configs/embeddings/small.yaml",
-        metadata={"help": "YAML file with settings of finetune_embeddings", "path": True},
+    training: str | None = field(
+        default=None,
+        metadata={
+            "help": "YAML file with settings of finetune_embeddings, or with a teacher of distil; "
+            "embeddings/own_documents.yaml or embeddings/own_documents_teacher.yaml if unset",
+            "path": True,
+        },
     )
-    max_steps: int | None = field(
-        default=None, metadata={"help": "optimizer steps of each of the two trainings; as in `training` if unset"}
-    )
-    negatives: int = field(default=4, metadata={"help": "maximum number of hard negatives per pair"})
+    max_steps: int | None = field(default=None, metadata={"help": "optimizer steps; as in `training` if unset"})
     trust_remote_code: bool = field(default=False, metadata={"help": "run code from the model's repository"})
 
     @property
     def output(self) -> Path:
         return Path(self.output_dir)
 
-    def training_settings(self, model: str | Path, name: str) -> dict[str, Any]:
-        """The settings of one of the two trainings, whose folder has this name."""
-        settings = {"config": self.training, "datasets": str(self.output / "datasets.yaml"), "model": str(model)}
-        settings |= {"output_dir": str(self.output / name), "trust_remote_code": self.trust_remote_code}
+    def training_settings(self) -> dict[str, Any]:
+        """The settings of the training."""
+        name = "own_documents" if self.teacher is None else "own_documents_teacher"
+        settings = {"config": self.training or f"embeddings/{name}.yaml", "output_dir": str(self.output / "trained")}
+        if self.teacher is None:
+            settings |= {"datasets": str(self.output / "datasets.yaml"), "model": self.model}
+            settings |= {"trust_remote_code": self.trust_remote_code, "eval_strategy": "no"}
+        else:
+            settings |= {"teacher": self.teacher, "student": self.model, "texts": self.documents, "column": self.column}
         settings |= {} if self.max_steps is None else {"max_steps": self.max_steps}
         return settings if torch.accelerator.is_available() else settings | {"use_cpu": True}
 
 
 @recipe
 def retrieval_from_documents(settings: OwnDocumentsSettings) -> Result:
-    """Train an embedding model on nothing but your documents' titles and sections, and index them with it.
+    """Index your documents with an embedding model that has learned from them, if this makes it better.
 
-    Called again after an interruption, every step goes on where it stopped and gives the same numbers. If documents
-    have changed since, old and new ones are not mixed: choose another `output_dir`.
+    It learns from a `teacher`, or from the documents' titles and sections alone. Sections that are held out from this
+    ask what it finds before and after; a model that is not better by more than chance is left as it was. Called again
+    after an interruption, the training goes on where it stopped and gives the same numbers.
 
     Returns:
-        The model that finds the held-out pairs best, and nDCG@10 of it (`scores`), of the model `before` and of BM25
-        alone (`baseline`); the folder of the index is `output`.
+        The model that was indexed, which may be the one that was given; nDCG@10 of the held-out pairs, also
+        `with_words` (BM25), for it (`scores`), for the model `before`, and of BM25 alone (`baseline`); the folder of
+        the index is `output`.
     """
     # 1. Settings, including those of the training
     check_model_exists(settings.model, "model")
     local_files(settings.documents)
-    trained = settings_of_keywords(
-        finetune_embeddings.kinds, settings.training_settings(settings.model, "pairs_alone"), "finetune_embeddings"
-    )
-    max_length = next(each.max_length for each in trained if hasattr(each, "max_length"))
+    learn = finetune_embeddings if settings.teacher is None else distil
+    settings_of_keywords(learn.kinds, settings.training_settings(), learn.__name__)
     inputs, sources = {"model": settings.model, "training": settings.training}, {"documents": settings.documents}
+    inputs |= {"teacher": settings.teacher}
     with output_folder(settings.output, "retrieval_from_documents", WRITES, inputs, sources):
-        # 2. Pairs of a title and its section, or of a sentence and its paragraph; some whole documents are held out
+        # 2. Pairs of a title and its section, or of a sentence and its paragraph; those of some sections are held out
         print("1. Pairs of texts from the documents", flush=True)
-        make_pairs_of_documents(settings)
-        describe_pairs(settings.output)
+        held_out = make_pairs_of_sections(settings)
 
-        # 3. Retrieval with the encoder as it is, before fine-tuning
-        print("2. Held-out pairs before fine-tuning", flush=True)
-        evaluate(settings, settings.model, "before", max_length)
+        # 3. What the model finds before training
+        print("2. The held-out pairs before training", flush=True)
+        encoder = load(settings, settings.model)
+        found = {"before": held_out.search(encoder)}
+        describe_pairs(settings.output, encoder)
 
-        # 4. Fine-tuning with in-batch negatives: each query against the other texts of its batch
-        print("3. Fine-tuning on the pairs", flush=True)
-        first = finetune_embeddings(**settings.training_settings(settings.model, "pairs_alone")).model
-        evaluate(settings, first, "pairs_alone", max_length)
+        # 4. Training, and the mean of the weights before and after, which has forgotten less
+        print(f"3. Training {'on the pairs' if settings.teacher is None else 'with the teacher'}", flush=True)
+        trained = learn(**settings.training_settings()).model
+        other = load(settings, trained)
+        found["trained"] = held_out.search(other)
+        go_half_way(other, encoder)
+        found["half"] = held_out.search(other)
 
-        # 5. Fine-tuning continues with hard negatives: texts that this model takes for positives
-        print("4. Fine-tuning with hard negatives", flush=True)
-        mining = {"miner": str(first), "negatives": settings.negatives}
-        second = finetune_embeddings(**settings.training_settings(first, "hard_negatives"), **mining).model
-        evaluate(settings, second, "hard_negatives", max_length)
-
-        # 6. The index of all documents, with the model that scores best on the held-out pairs: few pairs can do harm
-        print("5. The index", flush=True)
-        scores = read_scores(settings.output)
-        best = max(scores, key=scores.get)
-        model = {"before": settings.model, "pairs_alone": first, "hard_negatives": second}[best]
+        # 5. The index, with what helps
+        print("4. The index", flush=True)
+        best, verdict = choose(found)
+        if best == "half":
+            save(other, settings.output / "half", settings.teacher)
+        model = {"before": settings.model, "half": settings.output / "half", "trained": trained}[best]
         index_documents(settings, model)
 
-        # 7. Numbers, and the command for a search
-        print("6. Numbers", flush=True)
-        by_words, by_weight = report(settings, scores, best, model)
-    print(f"Ask it:\n  {query_command(settings, max(by_weight, key=by_weight.get))}")
-    ndcg, before, baseline = ({"ndcg_at_10": score} for score in (scores[best], scores["before"], by_words))
-    return Result(Path(model), ndcg, before, baseline, output=settings.output / "index")
+        # 6. Numbers, and the command for a search
+        print("5. Numbers", flush=True)
+        report(settings, held_out, found, best, verdict)
+    scores, before = (means(found[name]) for name in (best, "before"))
+    print(f"Ask it:\n  {query_command(settings, scores)}")
+    baseline = {"ndcg_at_10": found["before"]["words"].mean()}
+    return Result(Path(model), scores, before, baseline, output=settings.output / "index")
 
 
-def make_pairs_of_documents(settings: OwnDocumentsSettings) -> None:
+@dataclass
+class HeldOutPairs:
+    """What is asked: pairs of sections that are not trained on.
+
+    Args:
+        texts: all that is searched: the positives of all pairs, each once.
+    """
+
+    queries: list[str]
+    positives: list[str]
+    texts: list[str]
+
+    def search(self, encoder: PassageEncoder) -> dict[str, np.ndarray]:
+        """nDCG@10 of each query: of the model `alone`, `with_words` (BM25), and of the `words` alone."""
+        return ndcg_of_queries(encoder, self.queries, self.positives, self.texts, KEYWORD_WEIGHT)
+
+
+def make_pairs_of_sections(settings: OwnDocumentsSettings) -> HeldOutPairs:
     """Write `pairs.parquet` and `pairs_held_out.parquet`, again if an earlier run has done so."""
-    for name in ("pairs.parquet", "pairs_held_out.parquet"):
-        (settings.output / name).unlink(missing_ok=True)
-    pairs = {"output": settings.output / "pairs.parquet", "kinds": KINDS, "held_out": settings.held_out}
-    make_pairs(source=settings.documents, column=settings.column, **pairs)
+    files = [settings.output / name for name in ("pairs.parquet", "pairs_held_out.parquet")]
+    for file in files:
+        file.unlink(missing_ok=True)
+    # Of a document `make_pairs` takes few pairs, and all of them are held out or none; a long page has many sections.
+    rows = [
+        {"text": section} for text in stream_text(settings.documents, settings.column) for section in sections_of(text)
+    ]
+    make_pairs(source=rows, output=files[0], kinds=KINDS, held_out=settings.held_out)
+    train, held_out = (Dataset.from_parquet(str(file)) for file in files)
+    texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
+    return HeldOutPairs(held_out["query"][:], held_out["positive"][:], texts)
 
 
-def describe_pairs(output: Path) -> None:
-    """Describe the pairs for the training (`datasets.yaml`) and for the evaluation (`tasks.yaml`)."""
-    columns = {"query": "query", "positive": "positive", "instruction": ""}
-    train, held_out = output / "pairs.parquet", output / "pairs_held_out.parquet"
-    datasets = {
-        "train": {"documents": {"source": train.name} | columns},
-        "evaluation": {"retrieval": {"source": held_out.name} | columns},
+def sections_of(text: str) -> Iterator[str]:
+    """A document, cut before each of its marked headings."""
+    section: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", HEADING_LINE.sub(r"\n\g<0>\n", text)):
+        if section and HEADING.fullmatch(" ".join(paragraph.split())):
+            yield "\n\n".join(section)
+            section = []
+        section.append(paragraph)
+    yield "\n\n".join(section)
+
+
+def describe_pairs(output: Path, encoder: PassageEncoder) -> None:
+    """Describe the pairs for the training, in which texts get the prompts that the model has."""
+    prompts = {
+        "instruction": encoder.identity["query_prompt"],
+        "document_instruction": encoder.identity["document_prompt"],
     }
-    write_text(output / "datasets.yaml", yaml.safe_dump(datasets, sort_keys=False))
-    # The positive of a query must be found among the texts of all documents, not only of the held-out ones.
-    task = {"type": "Retrieval", "data": held_out.name, "corpus": train.name, "columns": {"document": "positive"}}
-    write_text(output / "tasks.yaml", yaml.safe_dump({"HeldOutPairs": task}, sort_keys=False))
+    described = {"source": "pairs.parquet", "query": "query", "positive": "positive"} | prompts
+    write_text(output / "datasets.yaml", yaml.safe_dump({"train": {"documents": described}}, sort_keys=False))
 
 
-def evaluate(settings: OwnDocumentsSettings, model: str | Path, name: str, max_length: int) -> None:
-    run_mteb(
-        local_tasks=settings.output / "tasks.yaml",
-        output_dir=settings.output / "evaluation",
-        model=model,
-        name=name,
-        max_length=max_length,
-        trust_remote_code=settings.trust_remote_code,
-    )
+def load(settings: OwnDocumentsSettings, model: str | Path) -> PassageEncoder:
+    return PassageEncoder(EmbeddingSettings(str(model)), trust_remote_code=settings.trust_remote_code)
+
+
+@torch.no_grad()
+def go_half_way(trained: PassageEncoder, before: PassageEncoder) -> None:
+    """Give a model the mean of its weights and those before training."""
+    weights = before.model.state_dict()
+    for name, tensor in trained.model.state_dict().items():
+        tensor.lerp_(weights[name], 0.5)
+
+
+def save(encoder: PassageEncoder, folder: Path, teacher: str | None) -> None:
+    clear_truncation(encoder.model.tokenizer)
+    with atomic_folder(folder) as partial:
+        encoder.model.save_pretrained(str(partial), create_model_card=False)
+        if teacher is not None:
+            write_teacher(partial, teacher)
+
+
+def choose(found: dict[str, dict[str, np.ndarray]]) -> tuple[str, str]:
+    """The model that surely finds most, alone and with BM25 on average, and a line on its gain."""
+    scores = {name: (searches["alone"] + searches["with_words"]) / 2 for name, searches in found.items()}
+    gains = {name: scores[name] - scores["before"] for name in ("half", "trained")}
+    chance = {name: STANDARD_ERRORS * gain.std() / len(gain) ** 0.5 for name, gain in gains.items()}
+    best = max(gains, key=lambda name: gains[name].mean() - chance[name])
+    gain = gains[best].mean()
+    measured = f"{gain:+.3f} of nDCG@10, alone and with BM25 on average; up to {chance[best]:.3f} is taken for chance"
+    if gain > chance[best]:
+        return best, f"Training helped: {measured}."
+    return "before", f"Training did not help, and the model is left as it was: {measured}."
 
 
 def index_documents(settings: OwnDocumentsSettings, model: str | Path) -> None:
@@ -177,43 +256,31 @@ def index_documents(settings: OwnDocumentsSettings, model: str | Path) -> None:
     )
 
 
-def read_scores(output: Path) -> dict[str, float]:
-    """nDCG@10 of the three models on the held-out pairs, by the names of their evaluations."""
-    files = {name: output / "evaluation" / name / "HeldOutPairs.json" for name in STAGES}
-    return {name: json.loads(file.read_text(encoding="utf-8"))["score"] for name, file in files.items()}
+def means(found: dict[str, np.ndarray]) -> dict[str, float]:
+    return {"ndcg_at_10": found["alone"].mean(), "ndcg_at_10_with_words": found["with_words"].mean()}
 
 
-def report(
-    settings: OwnDocumentsSettings, scores: dict[str, float], best: str, model: str | Path
-) -> tuple[float, dict[float, float]]:
-    """Print nDCG@10 on the held-out pairs for the models, BM25 and hybrid search, and write it to `report.json`.
-
-    Returns:
-        That of BM25 alone, and those of the indexed model with each weight of BM25, 0 for the model alone.
-    """
-    output = settings.output
-    train, held_out = (Dataset.from_parquet(str(output / name)) for name in ("pairs.parquet", "pairs_held_out.parquet"))
-    texts = list(dict.fromkeys([*held_out["positive"], *train["positive"]]))
-    encoder = PassageEncoder(EmbeddingSettings(str(model)), trust_remote_code=settings.trust_remote_code)
-    by_words, by_weight = ndcg_with_words(
-        encoder, held_out["query"][:], held_out["positive"][:], texts, KEYWORD_WEIGHTS
-    )
-    by_weight = {0.0: scores[best]} | by_weight
-    named = {words: scores[name] for name, words in STAGES.items()} | {BM25: by_words}
-    named |= {HYBRID.format(weight): by_weight[weight] for weight in KEYWORD_WEIGHTS}
-    found = {"queries": len(held_out), "texts": len(texts), "ndcg_at_10": named, "indexed": best}
-    write_json(output / "report.json", found)
-    print(
-        f"nDCG@10 of {len(held_out):,} held-out queries among {len(texts):,} texts, also in {output / 'report.json'}:"
-    )
-    for words, score in named.items():
-        print(f"  {words:<32}{score:.3f}")
-    print(f"The index is that of the best model, {model}.")
-    return by_words, by_weight
+def report(settings: OwnDocumentsSettings, held_out: HeldOutPairs, found: dict, best: str, verdict: str) -> None:
+    """Print nDCG@10 of the held-out pairs for the three models, alone and with BM25, and write it to `report.json`."""
+    scores = {words: means(found[name]) for name, words in STAGES.items()}
+    words = found["before"]["words"].mean()
+    file = settings.output / "report.json"
+    counts = {"queries": len(held_out.queries), "texts": len(held_out.texts)}
+    write_json(file, counts | {"bm25": words, "models": scores, "indexed": STAGES[best]})
+    print(f"nDCG@10 of {counts['queries']:,} held-out pairs among {counts['texts']:,} texts, also in {file}:")
+    print(f"  {'':<43}alone  with BM25")
+    for name, (alone, both) in ((name, score.values()) for name, score in scores.items()):
+        print(f"  {name:<43}{alone:.3f}  {both:.3f}")
+    print(f"  {'BM25, which knows words only':<43}{words:.3f}\n{verdict}")
+    if best == "before" and settings.teacher is None:
+        print("What may help: its teacher (`teacher`), more documents, real questions (`finetune_embeddings`).")
+    if settings.teacher is not None:
+        print("An index of the teacher, which this model is asked for, finds more still: see `query_model` of `query`.")
 
 
-def query_command(settings: OwnDocumentsSettings, keyword_weight: float) -> str:
+def query_command(settings: OwnDocumentsSettings, scores: dict[str, float]) -> str:
     query = ["neobert-hf", "query", "--index", str(settings.output / "index"), "--text", "..."]
-    query += ["--keyword_weight", f"{keyword_weight:g}"] if keyword_weight else []
+    by_both = scores["ndcg_at_10_with_words"] > scores["ndcg_at_10"]
+    query += ["--keyword_weight", f"{KEYWORD_WEIGHT:g}"] if by_both else []
     query += ["--trust_remote_code", "true"] if settings.trust_remote_code else []
     return shlex.join(query)

@@ -20,7 +20,6 @@ FIXED = {
     # True would hide NaN in the logged loss.
     "logging_nan_inf_filter": False,
     "auto_find_batch_size": False,
-    "load_best_model_at_end": False,
     "save_only_model": False,
     # The same command with the same `output_dir` resumes by itself.
     "resume_from_checkpoint": None,

@@ -42,7 +42,7 @@ from neobert_hf.training.run import (
 
 
 # Endings of the metrics by which recipes choose the best weights, for the line of an evaluation.
-CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "loss")
+CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "spearman", "loss")
 # Endings of the names of timings, which the Trainer logs.
 TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
