@@ -45,7 +45,8 @@ class AverageSettings:
         weights = self.weights or [1.0] * len(self.models)
         if len(self.models) < 2 or len(weights) != len(self.models) or not sum(weights):
             raise ValueError(
-                f"There are {len(self.models)} `models`, and `weights` is {weights}: two models and one weight each."
+                f"`models` names {len(self.models)}, and `weights` is {weights}: give two models or more, and for each "
+                "one weight."
             )
         self.weights = [weight / sum(weights) for weight in weights]
 
