@@ -132,15 +132,13 @@ def test_with_a_teacher_a_model_comes_nearer_to_it_and_stays_in_its_space(docume
         assert half.numpy() == pytest.approx((before.float() + trained).numpy() / 2, abs=1e-6)
 
 
-@pytest.mark.parametrize(("gain", "spread", "best"), [(0.05, 0.1, "half"), (0.05, 0.6, "before"), (-0.05, 0, "before")])
+@pytest.mark.parametrize(("gain", "spread", "best"), [(0.2, 0.5, "half"), (0.2, 2, "before"), (-0.2, 0, "before")])
 def test_a_gain_that_may_be_chance_is_none(gain, spread, best):
-    """Of 100 queries, whose standard error is a tenth of the spread."""
-    before, noise = np.full(100, 0.5), np.tile([-spread, spread], 50)
-    found = {"before": before, "half": before + gain + noise, "trained": before + 0.6 * gain + 0.6 * noise}
-    assert (
-        own_documents.choose({name: {"alone": scores, "with_words": scores} for name, scores in found.items()})[0]
-        == best
-    )
+    """Of 100 queries, whose standard error is a tenth of the spread of the logarithms of their ranks."""
+    before, noise = np.full(100, 5.0), np.tile([-spread, spread], 50)
+    found = {"before": before, "half": before - gain + noise, "trained": before + 0.1}
+    ranks = {name: {"alone": 2**each, "with_words": 2**each} for name, each in found.items()}
+    assert own_documents.choose(ranks)[0] == best
 
 
 def test_a_table_gives_the_numbers_of_its_file_and_a_stopped_run_goes_on(

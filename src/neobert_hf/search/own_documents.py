@@ -34,7 +34,7 @@ from neobert_hf.embeddings import finetune_embeddings, make_pairs
 from neobert_hf.embeddings.space import write_teacher
 from neobert_hf.embeddings.text_pairs import HEADING, HEADING_LINE
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-from neobert_hf.search.keywords import ndcg_of_queries
+from neobert_hf.search.keywords import bm25_shares, ndcg, ranks_of
 from neobert_hf.search.recipe import index
 
 
@@ -48,9 +48,8 @@ STAGES = {
 KINDS = ["title", "unmarked_title", "sentence"]
 # Of BM25, added to the cosine, in the search that decides and in the command at the end.
 KEYWORD_WEIGHT = 0.5
-# The least gain that counts, in standard errors of the mean over the held-out pairs. A training that does harm as large
-# as a standard error passes once in 40 times, and one that does nothing once in 6.
-STANDARD_ERRORS = 1.0
+# The least gain that is taken for one, in standard errors of the mean over the held-out pairs.
+STANDARD_ERRORS = 2.0
 WRITES = ("pairs*", "datasets.yaml", "trained", "half", "index", "report.json")
 
 
@@ -130,16 +129,16 @@ def retrieval_from_documents(settings: OwnDocumentsSettings) -> Result:
         # 3. What the model finds before training
         print("2. The held-out pairs before training", flush=True)
         encoder = load(settings, settings.model)
-        found = {"before": held_out.search(encoder)}
+        found = {"before": held_out.ranks(encoder)}
         describe_pairs(settings.output, encoder)
 
         # 4. Training, and the mean of the weights before and after, which has forgotten less
         print(f"3. Training {'on the pairs' if settings.teacher is None else 'with the teacher'}", flush=True)
         trained = learn(**settings.training_settings()).model
         other = load(settings, trained)
-        found["trained"] = held_out.search(other)
+        found["trained"] = held_out.ranks(other)
         go_half_way(other, encoder)
-        found["half"] = held_out.search(other)
+        found["half"] = held_out.ranks(other)
 
         # 5. The index, with what helps
         print("4. The index", flush=True)
@@ -152,27 +151,33 @@ def retrieval_from_documents(settings: OwnDocumentsSettings) -> Result:
         # 6. Numbers, and the command for a search
         print("5. Numbers", flush=True)
         report(settings, held_out, found, best, verdict)
-    scores, before = (means(found[name]) for name in (best, "before"))
+    scores, before = (scores_of(found[name]) for name in (best, "before"))
     print(f"Ask it:\n  {query_command(settings, scores)}")
-    baseline = {"ndcg_at_10": found["before"]["words"].mean()}
+    baseline = {"ndcg_at_10": ndcg(found["before"]["words"])}
     return Result(Path(model), scores, before, baseline, output=settings.output / "index")
 
 
-@dataclass
 class HeldOutPairs:
     """What is asked: pairs of sections that are not trained on.
 
     Args:
         texts: all that is searched: the positives of all pairs, each once.
+
+    Attributes:
+        by_words: BM25 of each text for each query, as a share of the query's highest.
     """
 
-    queries: list[str]
-    positives: list[str]
-    texts: list[str]
+    def __init__(self, queries: list[str], positives: list[str], texts: list[str]):
+        number = {text: number for number, text in enumerate(texts)}
+        self.queries, self.texts = queries, texts
+        self.right = np.array([number[text] for text in positives])
+        self.by_words = bm25_shares(queries, texts)
 
-    def search(self, encoder: PassageEncoder) -> dict[str, np.ndarray]:
-        """nDCG@10 of each query: of the model `alone`, `with_words` (BM25), and of the `words` alone."""
-        return ndcg_of_queries(encoder, self.queries, self.positives, self.texts, KEYWORD_WEIGHT)
+    def ranks(self, encoder: PassageEncoder) -> dict[str, np.ndarray]:
+        """The rank of each query's text for the model `alone`, `with_words` (BM25), and for the `words` alone."""
+        cosines = encoder.embed("query", self.queries) @ encoder.embed("document", self.texts).T
+        scores = {"alone": cosines, "with_words": cosines + KEYWORD_WEIGHT * self.by_words, "words": self.by_words}
+        return {name: ranks_of(each, self.right) for name, each in scores.items()}
 
 
 def make_pairs_of_sections(settings: OwnDocumentsSettings) -> HeldOutPairs:
@@ -232,13 +237,17 @@ def save(encoder: PassageEncoder, folder: Path, teacher: str | None) -> None:
 
 
 def choose(found: dict[str, dict[str, np.ndarray]]) -> tuple[str, str]:
-    """The model that surely finds most, alone and with BM25 on average, and a line on its gain."""
-    scores = {name: (searches["alone"] + searches["with_words"]) / 2 for name, searches in found.items()}
-    gains = {name: scores[name] - scores["before"] for name in ("half", "trained")}
+    """The model that surely finds the right texts farther up, and a line on how much.
+
+    Ranks are compared by their logarithm, alone and with BM25 on average: nDCG@10, which does not see what happens
+    below the tenth text, needs four times as many pairs to tell two models apart.
+    """
+    logarithms = {name: np.log2(ranks["alone"] * ranks["with_words"]) / 2 for name, ranks in found.items()}
+    gains = {name: logarithms["before"] - logarithms[name] for name in ("half", "trained")}
     chance = {name: STANDARD_ERRORS * gain.std() / len(gain) ** 0.5 for name, gain in gains.items()}
     best = max(gains, key=lambda name: gains[name].mean() - chance[name])
     gain = gains[best].mean()
-    measured = f"{gain:+.3f} of nDCG@10, alone and with BM25 on average; up to {chance[best]:.3f} is taken for chance"
+    measured = f"ranks divided by {2**gain:.3f}, of which up to {2 ** chance[best]:.3f} may be chance"
     if gain > chance[best]:
         return best, f"Training helped: {measured}."
     return "before", f"Training did not help, and the model is left as it was: {measured}."
@@ -256,14 +265,14 @@ def index_documents(settings: OwnDocumentsSettings, model: str | Path) -> None:
     )
 
 
-def means(found: dict[str, np.ndarray]) -> dict[str, float]:
-    return {"ndcg_at_10": found["alone"].mean(), "ndcg_at_10_with_words": found["with_words"].mean()}
+def scores_of(ranks: dict[str, np.ndarray]) -> dict[str, float]:
+    return {"ndcg_at_10": ndcg(ranks["alone"]), "ndcg_at_10_with_words": ndcg(ranks["with_words"])}
 
 
 def report(settings: OwnDocumentsSettings, held_out: HeldOutPairs, found: dict, best: str, verdict: str) -> None:
     """Print nDCG@10 of the held-out pairs for the three models, alone and with BM25, and write it to `report.json`."""
-    scores = {words: means(found[name]) for name, words in STAGES.items()}
-    words = found["before"]["words"].mean()
+    scores = {words: scores_of(found[name]) for name, words in STAGES.items()}
+    words = ndcg(found["before"]["words"])
     file = settings.output / "report.json"
     counts = {"queries": len(held_out.queries), "texts": len(held_out.texts)}
     write_json(file, counts | {"bm25": words, "models": scores, "indexed": STAGES[best]})
