@@ -7,22 +7,30 @@ Five kinds of searches, each with its own documents: questions of FAQs, titles o
 its manual page, the short description of a package and its long one, a docstring and its code. `test_` files chose
 nothing; `choose_` files are for choosing among models. Shares are of the teacher's nDCG@10, with 95% intervals of a
 bootstrap over the queries.
+
+Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
+were not trained for it.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
-from distil import KEYWORD_WEIGHT, Retrieval
+from distil import BM25, KEYWORD_WEIGHT, STATIC, TEACHER, Retrieval, static_model
 from runner import Settings, run_benchmark, table
 from sentence_transformers import SentenceTransformer
+from torch import nn
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 
 
 ROUNDS, CUTOFF = 2_000, 10
-WAYS = ("alone", "with BM25", "its queries, the teacher's index", "the teacher's queries, its index")
+ALONE, TOGETHER = "alone", "with BM25"
+WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index")
+# Of the teacher's six layers, as for the trained one in results/distil.md.
+CUT, KEPT = "teacher cut to 3 layers, without training", (1, 3, 5)
 
 
 @dataclass(kw_only=True)
@@ -39,8 +47,9 @@ class KindsSettings(Settings):
 
 def measure(settings: KindsSettings) -> list[dict]:
     folders = dict(entry.split("=", 1) for entry in settings.models)
-    models = {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
     teacher, found = SentenceTransformer(settings.teacher, device="cpu"), []
+    models = {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
+    models |= {CUT: cut(teacher), STATIC: static_model(teacher)}
     for file in sorted(Path(settings.data).glob("*.parquet")):
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
@@ -48,20 +57,27 @@ def measure(settings: KindsSettings) -> list[dict]:
         of_teacher = vectors(teacher, test)
         alone = ndcg(of_teacher[0] @ of_teacher[1].T)
         together = ndcg(of_teacher[0] @ of_teacher[1].T + KEYWORD_WEIGHT * by_words)
-        kind = {"kind": file.stem, "queries": len(test.queries), "words": ndcg(by_words).mean()}
-        kind |= {"teacher": alone.mean(), "teacher with words": together.mean()}
+        scores = {BM25: {ALONE: described(ndcg(by_words), alone)}}
+        scores[TEACHER] = {ALONE: described(alone, alone), TOGETHER: described(together, together)}
         for name, model in models.items():
             queries, documents = vectors(model, test)
-            scores = (
-                (queries @ documents.T, alone),
-                (queries @ documents.T + KEYWORD_WEIGHT * by_words, together),
-                (queries @ of_teacher[1].T, alone),
-                (of_teacher[0] @ documents.T, alone),
-            )
-            kind[name] = [share(ndcg(of_model), reference) for of_model, reference in scores]
-            print(f"{file.stem}, {name}: {kind[name]}", flush=True)
-        found.append(kind)
+            cosines = {ALONE: (queries @ documents.T, alone)}
+            cosines[TOGETHER] = queries @ documents.T + KEYWORD_WEIGHT * by_words, together
+            if documents.shape[1] == of_teacher[1].shape[1]:
+                cosines |= {WAYS[2]: (queries @ of_teacher[1].T, alone), WAYS[3]: (of_teacher[0] @ documents.T, alone)}
+            scores[name] = {way: described(ndcg(each), reference) for way, (each, reference) in cosines.items()}
+            print(f"{file.stem}, {name}: {scores[name]}", flush=True)
+        found.append({"kind": file.stem, "queries": len(test.queries), "scores": scores})
     return found
+
+
+def cut(teacher: SentenceTransformer) -> SentenceTransformer:
+    """A copy of the teacher with some of its layers, if it has them, and as it is if not."""
+    model = deepcopy(teacher)
+    layers = getattr(getattr(model[0].model, "encoder", None), "layer", ())
+    if len(layers) > max(KEPT):
+        model[0].model.encoder.layer = nn.ModuleList(layers[number] for number in KEPT)
+    return model
 
 
 def vectors(model: SentenceTransformer, test: Retrieval) -> tuple[np.ndarray, np.ndarray]:
@@ -76,37 +92,39 @@ def ndcg(scores: np.ndarray) -> np.ndarray:
     return np.where(ranks <= CUTOFF, 1 / np.log2(ranks + 1), 0.0)
 
 
-def share(found: np.ndarray, reference: np.ndarray) -> tuple[float, float, float]:
-    """The share of the reference's mean, and its 95% interval over the queries."""
+def described(found: np.ndarray, reference: np.ndarray) -> dict:
+    """The mean, the share of the reference's mean, and the 95% intervals of both over the queries."""
     drawn = np.random.default_rng(0).integers(len(found), size=(ROUNDS, len(found)))
-    low, high = np.quantile(found[drawn].mean(1) / reference[drawn].mean(1), (0.025, 0.975))
-    return found.mean() / reference.mean(), low, high
+    means, shares = found[drawn].mean(1), found[drawn].mean(1) / reference[drawn].mean(1)
+    return {
+        "ndcg": [found.mean(), *np.quantile(means, (0.025, 0.975))],
+        "share": [found.mean() / reference.mean(), *np.quantile(shares, (0.025, 0.975))],
+    }
 
 
 def page(found: list[dict]) -> list[str]:
-    known = {"kind", "queries", "words", "teacher", "teacher with words"}
-    first = [
-        [kind["kind"].replace("_", " "), kind["queries"], *(f"{kind[name]:.3f}" for name in list(kind)[2:5])]
-        for kind in found
-    ]
+    kinds, names = [kind["kind"].replace("_", " ") for kind in found], list(found[0]["scores"])
+
+    def cells(name: str, way: str, number: str) -> list[str]:
+        scores = [kind["scores"][name].get(way) for kind in found]
+        return ["{:.3f} ({:.3f} to {:.3f})".format(*each[number]) if each else "-" for each in scores]
+
     paragraphs = [
         "# What a small model keeps of its teacher, by kind of text",
-        "Searches of kinds that no text, pair or choice of the shipped model had. The files that begin with `test` "
-        "have chosen nothing since; those with `choose` are for choosing the next model.",
-        table(["kind", "queries", "BM25", "teacher", "teacher with BM25"], first),
+        "Searches of kinds whose texts are in no text or pair of the shipped model. The files that begin with `test` "
+        "have chosen nothing; those with `choose` chose the model.",
+        "nDCG@10, with 95% intervals over queries:",
+        table(
+            [ALONE, *kinds],
+            [["queries", *(kind["queries"] for kind in found)]]
+            + [[name, *cells(name, ALONE, "ndcg")] for name in names],
+        ),
+        table([TOGETHER, *kinds], [[name, *cells(name, TOGETHER, "ndcg")] for name in names if name != BM25]),
+        "As a share of the teacher (with BM25: of both together), with 95% intervals over queries:",
     ]
-    for name in [name for name in found[0] if name not in known]:
-        rows = [
-            [
-                kind["kind"].replace("_", " "),
-                *(f"{mean:.3f} ({low:.3f} to {high:.3f})" for mean, low, high in kind[name]),
-            ]
-            for kind in found
-        ]
-        paragraphs += [
-            f"`{name}`, as a share of the teacher (with BM25: of both together), and 95% intervals over queries:",
-            table(["kind", *WAYS], rows),
-        ]
+    for way in WAYS:
+        rows = [[name, *cells(name, way, "share")] for name in names if name != TEACHER]
+        paragraphs.append(table([way, *kinds], [row for row in rows if set(row[1:]) != {"-"}]))
     return paragraphs
 
 

@@ -1,4 +1,4 @@
-"""The drawings of docs/architecture.md: the block, a padded batch as one row, and a run that is killed and goes on.
+"""The drawings of docs/architecture.md: recipes, the block, a padded batch as one row, and a run that is killed.
 
 python benchmarks/pictures.py
 """
@@ -25,25 +25,6 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
     return figure, axes
-
-
-# The two halves of a block: how high each begins, and its steps with their shapes in the published model.
-HALVES = {
-    0.95: {
-        "attention_norm": "RMSNorm",
-        "qkv": "768 to 3 x 768: for each of 12\nheads, query, key and value of 64",
-        "RoPE": "turns adjacent pairs of query\nand key by their position",
-        "attention": "every token with all of its\nown text; softmax(q k / 8) v",
-        "wo": "768 to 768",
-    },
-    4.0: {
-        "ffn_norm": "RMSNorm",
-        "ffn.w12": "768 to 2 x 2,048: gate and up",
-        "SwiGLU": "silu(gate) x up",
-        "ffn.w3": "2,048 to 768",
-    },
-}
-WITHOUT_PARAMETERS = ("RoPE", "attention", "SwiGLU")
 
 
 @dataclass
@@ -77,6 +58,86 @@ def title(axes: Axes, message: str, unit: str) -> None:
     top = axes.get_ylim()[1]
     axes.text(0.15, top - 0.22, message, fontweight="bold", fontsize=12, va="center")
     axes.text(0.15, top - 0.5, unit, color=GREY, fontsize=9.5, va="center")
+
+
+# What recipes read and write, and where it is drawn.
+THINGS = {
+    "raw text": (0.9, 3.9),
+    "tokenizer": (3.6, 3.9),
+    "tokens": (3.6, 2.6),
+    "original\ncheckpoint": (3.6, 1.1),
+    "masked\nlanguage model": (5.9, 2.6),
+    "embedding\nmodel": (8.9, 3.9),
+    "classifier": (8.9, 2.6),
+    "a search": (11.6, 3.9),
+    "scores": (11.6, 2.9),
+    "the Hub,\na server": (11.6, 1.1),
+}
+# From, to, the recipes' names, where these stand on the arrow (0 is its beginning), and how it is bent.
+RECIPES = [
+    ("raw text", "tokenizer", "train_tokenizer", 0.45, 0.0),
+    ("raw text", "tokens", "prepare_data", 0.42, 0.0),
+    ("tokenizer", "tokens", "", 0.5, 0.0),
+    ("tokens", "masked\nlanguage model", "pretrain", 0.4, 0.0),
+    ("original\ncheckpoint", "masked\nlanguage model", "convert", 0.5, 0.0),
+    ("masked\nlanguage model", "embedding\nmodel", "finetune_embeddings", 0.45, 0.0),
+    ("masked\nlanguage model", "classifier", "classify, tag,\nanswer, regress", 0.45, 0.0),
+    ("embedding\nmodel", "a search", "index, query", 0.45, 0.0),
+    ("embedding\nmodel", "scores", "run_mteb", 0.5, 0.0),
+    ("classifier", "the Hub,\na server", "doctor, export,\npublish", 0.5, 0.0),
+    ("masked\nlanguage model", "the Hub,\na server", "", 0.5, 0.15),
+    ("embedding\nmodel", "the Hub,\na server", "", 0.5, -0.1),
+]
+
+
+def recipe_box(text: str) -> Box:
+    return Box(*THINGS[text], 1.35, text, height=0.34 + 0.2 * text.count("\n"))
+
+
+def border(box: Box, other: Box) -> tuple[float, float]:
+    """A point just outside of a box, on the line from its centre to that of another."""
+    across, up = other.x - box.x, other.y - box.y
+    share = 1.1 / max(abs(across) / (box.width / 2), abs(up) / (box.height / 2))
+    return box.x + share * across, box.y + share * up
+
+
+def recipes_picture() -> Figure:
+    """What each recipe makes of what."""
+    figure, axes = canvas(12.5, 5.2)
+    title(axes, "An arrow is a recipe", "a box is a folder that one recipe writes and others read")
+    for source, target, names, share, bend in RECIPES:
+        first, last = recipe_box(source), recipe_box(target)
+        look = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
+        look["connectionstyle"] = f"arc3,rad={bend}"
+        start, end = border(first, last), border(last, first)
+        axes.annotate("", end, start, arrowprops=look, zorder=0)
+        place = [low + share * (high - low) for low, high in zip(start, end)]
+        around = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(*place, names, ha="center", va="center", fontsize=9, color=ORANGE, bbox=around if names else None)
+    for text in THINGS:
+        recipe_box(text).draw(axes)
+    note = "pretrain --init_from adapts a masked language model, distil makes a small embedding model of a large one."
+    axes.text(0.15, 0.3, note, va="center", fontsize=9, color=GREY)
+    return figure
+
+
+# The two halves of a block: how high each begins, and its steps with their shapes in the published model.
+HALVES = {
+    0.95: {
+        "attention_norm": "RMSNorm",
+        "qkv": "768 to 3 x 768: for each of 12\nheads, query, key and value of 64",
+        "RoPE": "turns adjacent pairs of query\nand key by their position",
+        "attention": "every token with all of its\nown text; softmax(q k / 8) v",
+        "wo": "768 to 768",
+    },
+    4.0: {
+        "ffn_norm": "RMSNorm",
+        "ffn.w12": "768 to 2 x 2,048: gate and up",
+        "SwiGLU": "silu(gate) x up",
+        "ffn.w3": "2,048 to 768",
+    },
+}
+WITHOUT_PARAMETERS = ("RoPE", "attention", "SwiGLU")
 
 
 def block_picture() -> Figure:
@@ -177,7 +238,8 @@ def resuming_picture() -> Figure:
 
 
 def main() -> None:
-    for name, draw in (("block", block_picture), ("padding", padding_picture), ("resuming", resuming_picture)):
+    drawings = {"recipes": recipes_picture, "block": block_picture, "padding": padding_picture}
+    for name, draw in (drawings | {"resuming": resuming_picture}).items():
         write_png(FOLDER / f"{name}.png", draw())
 
 

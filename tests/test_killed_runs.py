@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from neobert_hf.common.fingerprints import file_checksum
 from tests.helpers import embedding_runs, glue_runs, task_runs
@@ -27,6 +27,7 @@ def material(corpus, tmp_path_factory) -> Path:
     save_encoder(folder / "glue_encoder", small_tokenizer())
     # It mines and teaches.
     SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "helper"))
+    CrossEncoder(str(folder / "encoder"), num_labels=1, device="cpu").save(str(folder / "reranker"))
     words = [text.split() for text in texts if len(text.split()) > 60]
     pairs = [{"query": " ".join(text[:4]), "positive": " ".join(text[4:24])} for text in words]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -52,6 +53,7 @@ def flags_of(corpus: Path, material: Path) -> dict[str, list[str]]:
     # A tenth of the queries is held out, and a checkpoint stands between two logs.
     pairs = {"model": encoder, "pairs": material / "pairs.jsonl", "save_steps": 3, "logging_steps": 2}
     mined = pairs | {"miner": helper, "guide": helper, "negatives": 2, "lora_rank": 2, "lora_dropout": 0.1}
+    scored = pairs | {"miner": helper, "negatives": 2, "teacher": material / "reranker"}
     contextual = pairs | {"context_size": 8, "mini_batch_size": 3, "first_model": helper}
     retrieval = {"documents": material / "documents", "model": encoder, "training": material / "training.yaml"}
     distil = {"teacher": helper, "texts": text, "passages": 60, "hidden_size": 12, "num_attention_heads": 2}
@@ -64,6 +66,7 @@ def flags_of(corpus: Path, material: Path) -> dict[str, list[str]]:
         "embed": to_flags(corpora | {"model": helper, "batch_size": 2}),
         "pretrain": small_flags(corpus, Path("unused"), **changes)[2:],
         "finetune_embeddings": embedding_runs.to_flags("dense", mined),
+        "train_reranker": embedding_runs.to_flags("reranker", scored),
         "train_contextual": embedding_runs.to_flags("contextual", contextual),
         "retrieval_from_documents": to_flags(retrieval | {"held_out": 0.2}),
         "distil": to_flags(distil | {"use_cpu": True}),
@@ -76,6 +79,7 @@ def flags_of(corpus: Path, material: Path) -> dict[str, list[str]]:
 # What a command must write in the same way; the others write a model, of which every file counts.
 RESULTS = {
     "finetune_embeddings": ["model/**/*", "log.json"],
+    "train_reranker": ["model/**/*", "log.json"],
     "train_contextual": ["model/**/*", "log.json"],
     "distil": ["model/**/*", "log.json"],
     "run_classification": ["model/**/*", "report.*"],

@@ -72,7 +72,7 @@ def test_fastembed(encoder, tmp_path):
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    export(path=encoder, output_dir=tmp_path / "exported", precisions=["float32"])
+    export(model=encoder, output_dir=tmp_path / "exported", precisions=["float32"])
     options = {"pooling": PoolingType.MEAN, "normalization": True, "sources": ModelSource(hf="me/neobert")}
     TextEmbedding.add_custom_model("me/neobert", **options, dim=64, model_file="onnx/model.onnx")
     model = TextEmbedding("me/neobert", specific_model_path=str(tmp_path / "exported"))

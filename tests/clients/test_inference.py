@@ -103,7 +103,7 @@ def test_openvino(encoder, tmp_path):
     """The exported file's hidden states are the plain ones; vectors of its int8 file have a cosine of 0.99 to them."""
     import openvino
 
-    export(path=encoder, output_dir=tmp_path / "exported", precisions=["float32", "int8"])
+    export(model=encoder, output_dir=tmp_path / "exported", precisions=["float32", "int8"])
     file, expected = tmp_path / "exported/onnx/model.onnx", plain(encoder, NeoBERTModel).last_hidden_state
     inputs = {name: tokens(encoder)[name].numpy() for name in ("input_ids", "attention_mask")}
     # On some CPUs it would round to bfloat16 unasked.

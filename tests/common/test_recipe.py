@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from neobert_hf.common.recipe import recipe
+from neobert_hf.training.fine_tuning import FineTuningArguments
 
 
 @dataclass
@@ -26,6 +27,11 @@ class Places:
 @recipe
 def places(settings: Places) -> Places:
     return settings
+
+
+@recipe
+def train(settings: Places, arguments: FineTuningArguments) -> None:
+    pass
 
 
 def test_paths_are_texts_and_one_value_is_a_list_where_several_are_taken():
@@ -61,6 +67,20 @@ def test_what_is_none_of_the_choices_is_refused(wrong):
     assert places(source="a", kind="mean", parts="b") == Places(["a"], kind="mean", parts=["b"])
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` is '{'meen' if 'kind' in wrong else 'c'}'"):
         places(source="a", **wrong)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "quick", "lengths", "model"])
+def test_none_is_no_value_of_a_setting_that_needs_one(name):
+    with pytest.raises(ValueError, match=f"`{name}` is None"):
+        train(**{"source": "a", "output_dir": "run", name: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "meant"), [("optim", "adamw", "adamw_torch"), ("lr_scheduler_type", "linaer", "linear")]
+)
+def test_choices_of_transformers_are_named(name, wrong, meant):
+    with pytest.raises(ValueError, match=f"`{name}` is '{wrong}'; did you mean '{meant}'"):
+        train(source="a", output_dir="run", **{name: wrong})
 
 
 def test_a_setting_without_its_name_is_refused_with_one_by_name():

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -73,10 +74,17 @@ class Paths:
     several: list[str] | None = field(default=None, metadata={"path": True})
 
 
+@dataclass
+class Kinds:
+    kind: Literal["cls", "mean"] | None = "cls"
+    names: list[str] | None = field(default_factory=lambda: ["a"])
+
+
 def test_null_is_no_value_on_the_command_line_as_in_a_file(tmp_path):
     found = parse(tmp_path, "rate: 1\nlimit: 3\n", "--limit", "null", "--options=null", "--name", "null")
     # A name must be given, and may be this one.
     assert (found.limit, found.options, found.name) == (None, None, "null")
+    assert parse_config(Kinds, args="--kind null --names null".split())[0] == Kinds(None, None)
 
 
 def test_a_shipped_config_writes_where_one_stands(tmp_path, monkeypatch):

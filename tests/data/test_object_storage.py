@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neobert_hf.data.duplicates import deduplicate
 from neobert_hf.data.parts import Part, do_parts
 from neobert_hf.data.shards import read_manifest
+from neobert_hf.embeddings.corpus import embed
 from tests.helpers.examples import load_example, to_flags
+from tests.helpers.models import ROOT
 from tests.helpers.pretraining_runs import assert_same_weights, run, small_flags
 
 
@@ -57,9 +60,7 @@ def files_in(url: str) -> dict[str, bytes]:
 
 def test_shards_at_a_url_are_those_of_a_disk(prepared_there, prepared):
     there, here = files_in(prepared_there), files_in(str(prepared / "train"))
-    assert {name.split("/")[0] for name in there} == {"manifest.json", "tokenizer"} | {
-        name for name in here if name.startswith("shard-")
-    }
+    assert there.keys() == here.keys()
     for name in there.keys() - {"manifest.json"}:
         assert there[name] == here[name], name
     first, second = read_manifest(prepared_there), read_manifest(prepared / "train")
@@ -78,12 +79,28 @@ def test_tables_are_written_and_what_other_machines_wrote_is_seen(bucket):
     assert [each["number"] for each in do_parts(plan, None, f"{bucket}/parts", {})] == [0, 1]
 
 
-@pytest.mark.parametrize("file", ["shard-00000.arrow", "tokenizer/tokenizer.json"])
-def test_what_somebody_else_wrote_is_not_replaced(bucket, corpus, file):
-    folder = f"{bucket}/theirs-{Path(file).stem}"
+def deduplicate_there(bucket: str, corpus, output: str) -> None:
+    deduplicate(source=str(corpus / "train.jsonl"), output_dir=output)
+
+
+def embed_there(bucket: str, corpus, output: str) -> None:
+    embed(source=str(corpus / "train.jsonl"), model=str(ROOT / "models" / "distilled"), output_dir=output)
+
+
+@pytest.mark.parametrize(
+    ("work", "file"),
+    [
+        (prepare, "shard-00000.arrow"),
+        (prepare, "tokenizer/tokenizer.json"),
+        (deduplicate_there, "texts/part-00000.parquet"),
+        (embed_there, "part-00000.parquet"),
+    ],
+)
+def test_what_somebody_else_wrote_is_not_replaced(bucket, corpus, work, file):
+    folder = f"{bucket}/theirs-{work.__name__}-{Path(file).stem}"
     fsspec.filesystem("s3").pipe(f"{folder}/{file}", b"theirs")
     with pytest.raises(ValueError, match=f"{folder.split('/')[-1]}/{file.split('/')[0]} was not written by"):
-        prepare(bucket, corpus, folder)
+        work(bucket, corpus, folder)
     assert files_in(folder) == {file: b"theirs"}
 
 

@@ -209,3 +209,10 @@ def test_without_the_hub_a_name_is_first_said_to_be_no_file(name):
     for read in (cells, hub_files):
         with pytest.raises(ConnectionError, match=f"{name!r} is not a local file, pattern or folder, and the Hub cann"):
             read(name)
+
+
+@pytest.mark.parametrize("rows", [[{"text": "a"}, "b"], [{"text": "a"}, None]])
+def test_a_bad_row_of_a_table_in_memory_has_no_file_to_leave_out(rows):
+    with pytest.raises(ValueError, match="row 1 of the table: .* must be a dictionary") as error:
+        list(read_rows(rows))
+    assert "file" not in str(error.value)

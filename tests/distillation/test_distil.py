@@ -1,18 +1,24 @@
 """examples/distil.py: any teacher, a run that is interrupted, and ordinary mistakes."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from neobert_hf import distillation
+from neobert_hf.common import recipe
+from neobert_hf.common.files import write_parquet
 from neobert_hf.common.fingerprints import weights_fingerprint
 from neobert_hf.common.run import SettingsMismatch
+from neobert_hf.common.settings import settings_of_keywords
 from neobert_hf.data.sources import stream_text
 from neobert_hf.distillation import teacher
 from neobert_hf.distillation.student import difference
@@ -209,3 +215,27 @@ def test_mistakes_are_refused_before_the_teacher_reads(distil, teachers, tmp_pat
     with pytest.raises((ValueError, OSError), match=named):
         distil(**{"output": tmp_path / "run"} | {name: places.get(value, value) for name, value in change.items()})
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_shipped_model_is_made_by_one_file(teachers, corpus, tmp_path, monkeypatch):
+    """With every step cut short, and again after an interruption."""
+    make_model = runpy.run_path(str(ROOT / "models/distilled/make.py"))["make_model"]
+    texts = list(stream_text(str(corpus / "train.jsonl"), "text"))
+    rows = [{"query": text[:20], "positive": text[20:]} for text in texts if len(text) > 40]
+    for name in ("data/text/train", "work/texts", "work/foldoc_texts"):
+        write_parquet(tmp_path / f"{name}.parquet", Dataset.from_dict({"text": texts}))
+    for name in ("foldoc", "wordnet"):
+        write_parquet(tmp_path / f"work/{name}.parquet", Dataset.from_list(rows))
+    small = {"max_steps": 2, "use_cpu": True}
+    sizes = {"passages": 40, "hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 48}
+    reduced = {"distil": small | sizes, "finetune_embeddings": small | {"per_device_train_batch_size": 8}}
+
+    def settings_of(kinds, given: dict, name: str) -> tuple:
+        return settings_of_keywords(kinds, given | reduced.get(name, {}), name)
+
+    monkeypatch.setattr(recipe, "settings_of_keywords", settings_of)
+    shipped = make_model(str(teachers["normalised"]), tmp_path / "data", tmp_path / "work")
+    model = SentenceTransformer(str(shipped), device="cpu")
+    assert model[0].model.config.num_hidden_layers == 1 and model.max_seq_length == 1024
+    assert {each.dtype for each in load_file(shipped / "model.safetensors").values()} == {torch.float16}
+    check_student(str(shipped), {"weights": weights_fingerprint(teachers["normalised"])}, "the index")

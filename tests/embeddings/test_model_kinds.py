@@ -95,6 +95,13 @@ BAD_SETTINGS = [
     ("reranker", {"negatives": 0}, ValueError, "`negatives`"),
     ("sparse", {"query_weight": -1}, ValueError, "`query_weight`"),
     ("dense", {"negatives": 2}, ValueError, "`miner`.*`negatives`"),
+    ("dense", {"early_stopping_patience": 2}, ValueError, "`early_stopping_patience`.*`load_best_model_at_end: true`"),
+    (
+        "dense",
+        {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"},
+        ValueError,
+        "`metric_for_best_model` is 'accuracy'.*retrieval_cosine_ndcg@10.*sts_spearman_cosine",
+    ),
     ("dense", {"per_device_train_batch_size": 2}, ValueError, "triplets.*`per_device_train_batch_size` of 3 or more"),
     ("dense", {"model": "nowhere"}, OSError, "`model`.*nowhere"),
     ("dense", {"guide": "encoder"}, ValueError, "`guide`"),

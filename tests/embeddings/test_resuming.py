@@ -16,6 +16,7 @@ from tests.helpers.pretraining_runs import (
     assert_same_weights,
     interrupted_copy,
     launched_environments,
+    weights,
 )
 
 
@@ -138,3 +139,23 @@ def test_two_processes_train_as_one_with_twice_the_micro_batches(settings, encod
     logs = [json.loads((tmp_path / name / "log.json").read_text()) for name in ("one", "run")]
     norms = [[entry["grad_norm"] for entry in log if "loss" in entry] for log in logs]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["dense", "reranker"])
+def test_the_best_weights_are_kept_and_training_stops_early(settings, tmp_path, capsys, kind):
+    """Also after an interruption."""
+    changes = {"load_best_model_at_end": True, "early_stopping_patience": 2, "max_steps": 40, "save_total_limit": 1}
+    changes |= {"eval_steps": 2, "save_steps": 2, "logging_steps": 2}
+    log = run(kind, settings(output_dir=tmp_path / "whole", **changes))
+    scores = {entry["step"]: entry[name] for entry in log for name in entry if name.endswith("_ndcg@10")}
+    best = max((score, -step) for step, score in scores.items() if step)
+    # Two evaluations after the best one, it was over.
+    assert max(scores) == -best[1] + 4 < 40
+    assert f" of step {-best[1]}, the best: " in (said := capsys.readouterr().out) and f"{best[0]:.4f} (" in said
+    kept = load_file(tmp_path / "whole" / f"checkpoint-{-best[1]}" / "model.safetensors")
+    assert all(tensor.equal(kept[name]) for name, tensor in weights(tmp_path / "whole").items())
+    card = (tmp_path / "whole" / "model" / "README.md").read_text()
+    assert f"value: {best[0]}" in card
+    interrupted_copy(tmp_path / "whole", tmp_path / "run", after=max(scores) - 2)
+    run(kind, settings(**changes))
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")

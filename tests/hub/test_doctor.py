@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTContextualModel, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.common.files import write_json
+from neobert_hf.hub import average, convert, doctor, export, publish
 from neobert_hf.hub.diagnosis import CHECKS, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, compare_outputs, record_outputs
 from tests.helpers.examples import status_of
@@ -165,3 +167,9 @@ def test_recorded_outputs_tell_every_tensor(cls):
 def test_paths_that_are_none(tmp_path):
     for path in (tmp_path / "nothing", "owner/nothing"):
         assert str(path) in status_of(["doctor", str(path)])
+
+
+@pytest.mark.parametrize("command", [average, convert, doctor, export, publish])
+def test_the_setting_for_a_model_has_one_name(command):
+    names = {one.name for kind in command.kinds for one in fields(kind)}
+    assert {"model", "models"} & names and not {"path", "source"} & names

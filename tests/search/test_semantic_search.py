@@ -38,6 +38,31 @@ def test_hits_are_those_of_brute_force(index, query, place, corpus, texts, encod
         assert all(hit["number"] == 0 and hit["source"] == str(corpus) for hit in hits)
 
 
+@pytest.mark.parametrize("precision", ["int8", "binary"])
+def test_vectors_in_fewer_bytes_are_found_by_bits_and_ordered_by_what_is_stored(
+    index, query, corpus, texts, encoder, tmp_path, precision
+):
+    index(corpus, "--id_column=id", precision=precision)
+    vectors, asked = unit(encoder.encode(texts)), unit(encoder.encode(["a list of numbers"]))[0]
+    stored = np.round(127 * vectors / np.abs(vectors).max(1, keepdims=True)) if precision == "int8" else vectors > 0
+    stored = stored if precision == "int8" else 2 * stored - 1
+    cosines = unit(stored) @ asked
+    # Ten times as many are compared as are returned: all of them, or the 10 that differ from the query in fewest bits.
+    (hits,) = query("a list of numbers", top_k=12)
+    assert [hit["document"] for hit in hits] == [f"d{7 * row}" for row in np.argsort(-cosines)[:12]]
+    assert np.abs([hit["score"] for hit in hits] - np.sort(cosines)[::-1][:12]).max() < 1e-5
+    different = ((vectors > 0) != (asked > 0)).sum(1)
+    (hits,) = query("a list of numbers", top_k=1)
+    assert hits[0]["score"] == pytest.approx(cosines[different <= np.sort(different)[9]].max(), abs=1e-5)
+    # With words, too, which may find what is not near.
+    (hits,) = query("a list of numbers", top_k=60, keyword_weight=1e-6)
+    assert [hit["score"] for hit in hits] == pytest.approx(np.sort(cosines)[::-1], abs=1e-5)
+    types = {field.name: str(field.type) for field in LanceDBIndex(tmp_path / "index").table.schema}
+    assert types["bits"] == "fixed_size_list<item: uint8>[4]" and "float" not in "".join(types.values())
+    with pytest.raises(SettingsMismatch, match=f"precision: '{precision}' there"):
+        index(corpus, "--id_column=id")
+
+
 def test_the_prompts_of_the_model_are_the_default(index, query, corpus, model, tmp_path):
     encoder = SentenceTransformer(str(model), prompts={"query": "question: ", "document": "text: "})
     encoder.save(str(tmp_path / "prompted"))

@@ -62,6 +62,8 @@ def test_a_document_in_part_has_no_hash_and_can_be_deleted_or_written_again(open
 
 
 def test_what_is_refused(opened, server):
+    with pytest.raises(VectorIndexError, match="`precision` is for LanceDB"):
+        opened().create(IDENTITY | {"precision": "int8"})
     server.schema["Docs"] = {"class": "Docs", "description": "mine", "vectorConfig": {}}
     with pytest.raises(VectorIndexError, match="Docs"):
         opened()

@@ -275,3 +275,22 @@ def test_answers_that_no_window_holds_are_counted(capsys):
     task = built("answers", {"stride": 4}, train=rows)
     task.encode(task.tables["train"], small_tokenizer(), 16)
     assert "1 of 2 answers count as no answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["classes", "tags"])
+def test_labels_that_look_the_same_are_one_and_others_stay_as_they_are_written(kind, capsys):
+    """NFC, NFD and a character without a width; `cafe` with an accent of its own is spelled in one way only."""
+    names = ["th\u00e9", "the\u0301", "the\u0301\u200b", "cafe\u0301"]
+    if kind == "tags":
+        rows = [{"tokens": [f"a{row}", "b"], "tags": [names[row % 4], "th\u00e9"]} for row in range(20)]
+    else:
+        rows = [{"text": f"a{row}", "label": names[row % 4]} for row in range(20)]
+    assert task_of_rows(kind, train=rows[:12], validation=rows[12:]).labels == ["cafe\u0301", "th\u00e9"]
+    assert "look the same" in capsys.readouterr().out
+
+
+def test_a_row_without_answers_is_told_which_columns_are_needed():
+    rows = asked_rows(8)
+    del rows[5]["answers"]
+    with pytest.raises(ValueError, match="row 5 has no column 'answers'.*`question`.*`context`"):
+        task_of_rows("answers", train=rows)

@@ -62,6 +62,14 @@ def test_old_checkpoints_go_and_a_copy_of_one_stays(run):
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-10", "checkpoint-3", "checkpoint-3-backup"]
 
 
+def test_what_a_killed_run_left_of_a_checkpoint_goes_with_the_old_ones(run):
+    """Killed while it deleted step 6, and while it wrote step 8."""
+    (run / "checkpoint-6" / COMPLETE).unlink()
+    (run / "checkpoint-8").mkdir()
+    delete_old(run, None)
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-10", "checkpoint-3"]
+
+
 def test_processes_that_do_not_know_of_each_other_train_nothing(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     alone = SimpleNamespace(world_size=1, device=torch.device("cpu"))

@@ -20,7 +20,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from neobert_hf.common.files import folder_lock, remove_partials, write_json
+from fsspec.core import url_to_fs
+
+from neobert_hf.common.files import folder_lock, remove_partials, write_json, write_whole
 
 
 # The mark of an output folder: `{"recipe": "pretrain"}`. It is written before anything else.
@@ -115,18 +117,35 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
     # Listed before the mark is looked for: another process of this recipe may be starting.
     found = sorted(path.name for path in folder.glob("*") if _matches(path.name, writes))
     marker = folder / MARKER
-    if marked := marker.exists():
-        other = json.loads(marker.read_text(encoding="utf-8"))["recipe"]
-        if other != recipe:
-            raise ValueError(f"{folder} is the output of {other}: choose another `{setting}` for {recipe}.")
-    elif found:
-        raise ValueError(
-            f"{folder / found[0]} was not written by {recipe}, and would be replaced: choose another `{setting}`."
-        )
-    else:
+    mark = marker.read_text(encoding="utf-8") if marker.exists() else None
+    if not _is_marked(str(folder), mark, found, recipe, setting):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(marker, {"recipe": recipe})
-    return marked
+    return mark is not None
+
+
+def mark_url(url: str, recipe: str, writes: Iterable[str]) -> None:
+    """Mark the `output_dir` at a URL of fsspec, which nothing can lock, as `mark_folder` does a local one."""
+    files, root = url_to_fs(url.rstrip("/"))
+    files.invalidate_cache()
+    found = [os.path.basename(path) for path in (files.ls(root, detail=False) if files.isdir(root) else [])]
+    mark = files.cat_file(f"{root}/{MARKER}") if MARKER in found else None
+    found = sorted(name for name in found if _matches(name, writes))
+    if not _is_marked(url, mark, found, recipe, "output_dir"):
+        mark = json.dumps({"recipe": recipe}, indent=2) + "\n"
+        write_whole(f"{url.rstrip('/')}/{MARKER}", lambda file: file.write(mark.encode()))
+
+
+def _is_marked(folder: str, mark: str | bytes | None, found: list[str], recipe: str, setting: str) -> bool:
+    """Whether a folder with this mark is one of the recipe; ValueError if it is another's, or holds what it writes."""
+    if mark is not None and (other := json.loads(mark)["recipe"]) != recipe:
+        raise ValueError(f"{folder} is the output of {other}: choose another `{setting}` for {recipe}.")
+    if mark is None and found:
+        raise ValueError(
+            f"{folder.rstrip('/')}/{found[0]} was not written by {recipe}, and would be replaced: choose another "
+            f"`{setting}`."
+        )
+    return mark is not None
 
 
 # The identity

@@ -14,9 +14,9 @@ import math
 import os
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields
-from functools import partial
+from enum import Enum
 from itertools import takewhile
 from numbers import Real
 from pathlib import Path
@@ -57,17 +57,20 @@ class SettingsParser(HfArgumentParser):
             # A switch has a second action, `--no_...`, behind its own.
             if action.dest in self.hints and action.dest not in self.settings:
                 self.settings[action.dest] = action
-        for name, action in self.settings.items():
+        for action in self.settings.values():
             if action.path:
                 action.type = os.path.expanduser  # A shell leaves `--model=~/x` as it is.
-            # `--subset null` is no value, as in a YAML file, and not a subset of that name.
-            if type(None) in get_args(self.hints[name]) and action.nargs != "+" and not action.choices:
-                action.type = partial(_value_or_none, read=action.type or str)
 
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
         action.path = path or action.dest == "output_dir"
         return action
+
+    def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
+        """Of argparse: the value of a flag. `--subset null` is no value, as in a YAML file, and no subset `null`."""
+        if arg_strings == ["null"] and type(None) in get_args(self.hints.get(action.dest)):
+            return None
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> None:
         raise ValueError(f"{message}. --help lists all settings.")
@@ -86,10 +89,6 @@ class SettingsParser(HfArgumentParser):
         for place, values in read_extended(path):
             given |= _read_values(place, values, self)
         return given
-
-
-def _value_or_none(text: str, read: Callable[[str], Any]) -> Any:
-    return None if text == "null" else read(text)
 
 
 def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[str, ...] = ()) -> tuple[Any, ...]:
@@ -205,13 +204,19 @@ def _as_declared(setting: Field, hint: Any, value: Any) -> Any:
     """A value as a command line would give it: paths as texts, 2 as 2.0 and 2.0 as 2, one value of several as a list.
 
     Raises:
-        ValueError: naming a setting that is none of its choices, no whole number where it must be one, or a text in
-            place of a number or of True and False.
+        ValueError: naming a setting that is None or none of its choices, no whole number where it must be one, or a
+            text in place of a number or of True and False.
     """
     kinds = list(_kinds_in(hint))
     several = any(get_origin(kind) is list for kind in kinds)
     values = list(value) if several and isinstance(value, (list, tuple)) else [value]
+    if value is None and setting.default is not None and not {Any, type(None)} & set(kinds):
+        advice = "give a value" if _is_needed(setting) else "leave it out for its default"
+        raise ValueError(f"`{setting.name}` is None, which is no value: {advice}.")
     choices = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
+    if not several:
+        # Transformers' own are enumerations, or texts.
+        choices += [one.value for kind in kinds if inspect.isclass(kind) and issubclass(kind, Enum) for one in kind]
     choices = setting.metadata.get("choices", choices)
     numbers = [kind.__name__ for kind in (int, float, bool) if kind in kinds and str not in kinds]
     for number, one in enumerate(values):
@@ -404,9 +409,10 @@ def check_mapping(where: str, entry: Any) -> dict[str, Any]:
 def nearest(name: str, known: list[str]) -> str:
     """The end of an error message about an unknown name: the most similar known name, or all known names.
 
-    A known name that the unknown one begins with is preferred: for `rope_parameters` this suggests `rope`, and not
-    `ddp_find_unused_parameters`.
+    A known name that the unknown one begins with is preferred, and then one that begins with it: for `rope_parameters`
+    this suggests `rope`, and not `ddp_find_unused_parameters`; for `adamw` `adamw_torch`, and not `grokadamw`.
     """
     begins = [one for one in known if name.startswith(f"{one}_")]
-    matches = begins or difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=max(1, len(known)))
+    matches = begins or [one for one in known if one in close and one.startswith(name)] or close
     return f"; did you mean {matches[0]!r}?" if matches else f"; the known ones are {', '.join(sorted(known))}."

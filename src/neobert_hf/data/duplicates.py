@@ -27,7 +27,7 @@ from scipy.sparse.csgraph import connected_components
 from neobert_hf.common.files import absolute, write_whole
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.common.run import identity_of, output_folder
+from neobert_hf.common.run import identity_of, mark_url, output_folder
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, read_texts, sizes_of
 from neobert_hf.data.preparing import REMOVED
@@ -86,7 +86,9 @@ def deduplicate(settings: DeduplicateArguments) -> Result:
     # 1. A folder that no other run writes; at a URL nothing can be locked
     writes, sources = ("signatures", "texts"), {"source": settings.source, "evaluation": settings.evaluation}
     folder = output_folder(settings.output_dir, "deduplicate", writes, {}, sources)
-    with nullcontext() if "://" in settings.output_dir else folder:
+    if at_url := "://" in settings.output_dir:
+        mark_url(settings.output_dir, "deduplicate", writes)
+    with nullcontext() if at_url else folder:
         # 2. A plan of parts, and the runs of words in the evaluation texts
         plan, engine = plan_parts(settings.source, settings.rows_per_part), (settings.workers, settings.ray)
         parts = plan_parts(settings.evaluation, settings.rows_per_part)

@@ -27,7 +27,7 @@ from neobert_hf.common.files import absolute, write_parquet
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.common.run import check_same_identity, identity_of, output_folder
+from neobert_hf.common.run import check_same_identity, identity_of, mark_url, output_folder
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.held_out import is_held_out
@@ -124,7 +124,9 @@ def prepare_data(settings: PrepareArguments) -> Result:
     # 1. A folder that no other run writes; at a URL nothing can be locked
     writes, inputs = (MANIFEST, TOKENIZER, RECORDS, "shard-*"), {"tokenizer": settings.tokenizer}
     folder = output_folder(settings.output_dir, "prepare_data", writes, inputs, {"source": settings.source})
-    with nullcontext() if "://" in settings.output_dir else folder, as_file(settings.source) as source:
+    if at_url := "://" in settings.output_dir:
+        mark_url(settings.output_dir, "prepare_data", writes)
+    with nullcontext() if at_url else folder, as_file(settings.source) as source:
         # 2. The tokenizer, and what the shards depend on
         settings, output = replace(settings, source=source), absolute(settings.output_dir.rstrip("/"))
         tokenizer = load_fast_tokenizer(settings)
@@ -135,7 +137,6 @@ def prepare_data(settings: PrepareArguments) -> Result:
             rows = (settings.documents_per_shard, settings.skip_documents, settings.max_documents)
             plan = plan_parts([source], *rows, settings.subset, settings.split)
             if Manifest.read(output) is None:
-                check_unused(output)
                 check_first_documents(plan, tokenizer, settings)
                 manifest.save(output)
             save_tokenizer(tokenizer, output)
@@ -180,14 +181,6 @@ def begin(settings: PrepareArguments, tokenizer: PreTrainedTokenizerFast, output
     advice = "Repeat those, choose another `output_dir`, or delete the folder."
     check_same_identity(output, manifest.identity, identity, advice)
     return manifest
-
-
-def check_unused(output: str) -> None:
-    """Refuse a URL where somebody else has put what would be replaced. A local folder has a mark, see `common.run`."""
-    files, root = url_to_fs(output)
-    for name in ("shard-*", TOKENIZER, RECORDS) if "://" in output else ():
-        if found := files.glob(f"{glob.escape(root)}/{name}"):
-            raise ValueError(f"{found[0]} was not written by prepare_data: choose another `output_dir`, or delete it.")
 
 
 def remove_leftovers(output: str) -> None:

@@ -118,7 +118,7 @@ def read_dictionaries(table: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, 
     """The rows of a list. As in JSON lines, they may lack columns, and a column may hold numbers and texts."""
     for row in table:
         if not isinstance(row, Mapping):
-            raise TypeError(f"{row!r:.60} is no row, which must be a dictionary")
+            raise TypeError(f"{row!r:.60} is no row, which must be a dictionary such as {{'text': 'a'}}")
         # Numbers and arrays of NumPy become those of Python, and tuples lists.
         cells = {name: list(cell) if isinstance(cell, tuple) else cell for name, cell in row.items()}
         yield {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in cells.items()}

@@ -86,7 +86,7 @@ def _of_one_type(name: str, column: pd.Series) -> pd.Series:
     """A column as Arrow can hold it: as text, if it has texts and numbers, as a list or JSON lines may."""
     try:
         pa.array(column)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         kinds = sorted({type(cell).__name__ for cell in column.dropna()})
         if not all(isinstance(cell, (str, Number)) for cell in column.dropna()):
             raise ValueError(f"The column {name!r} of the table holds {', '.join(kinds)}: keep one of them.") from error
@@ -170,7 +170,10 @@ def _number_rows(source: str, rows: Iterable[dict[str, Any]], first: int = 0) ->
     except NoColumnError as error:
         raise ValueError(f"{source} {error}") from error
     except Exception as error:  # Each format and each compression raises its own errors.
-        raise _unreadable(Row(source, index, {}).place, error) from error
+        place = Row(source, index, {}).place
+        if source == TABLE:  # It has no file to leave out.
+            raise ValueError(f"{place}: {error}. Correct it.") from error
+        raise _unreadable(place, error) from error
 
 
 def _unreadable(place: str, error: Exception) -> ValueError:

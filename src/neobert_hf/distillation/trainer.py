@@ -21,7 +21,12 @@ from neobert_hf.training.run import Run
 from neobert_hf.training.trainer import ResumableTrainer
 
 
-FIXED = {"remove_unused_columns": False, "dataloader_drop_last": False, "ignore_data_skip": False}
+FIXED = {
+    "remove_unused_columns": False,
+    "dataloader_drop_last": False,
+    "ignore_data_skip": False,
+    "load_best_model_at_end": False,
+}
 
 
 @dataclass

@@ -10,6 +10,8 @@ from neobert_hf.common.settings import check_numbers
 from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 
+# The end of the name of the metric by which the best weights are chosen.
+NDCG = "ndcg@10"
 # What these recipes need of Transformers' settings.
 FIXED = {
     # A short last batch would have fewer negatives.
@@ -55,11 +57,30 @@ class EmbeddingArguments(SentenceTransformerTrainingArguments):
     logging_steps: float = field(default=20, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_steps: float = field(default=500, metadata={"help": "optimizer steps, or a share of all if below 1"})
     save_total_limit: int | None = field(default=2, metadata={"help": "number of complete checkpoints to keep"})
+    load_best_model_at_end: bool = field(
+        default=False, metadata={"help": "end with the weights of the best evaluation, not with the last ones"}
+    )
+    metric_for_best_model: str | None = field(
+        default=None, metadata={"help": "a metric in log.json; nDCG@10 of the retrieval if unset"}
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={"help": "with `load_best_model_at_end`: stop after this many evaluations without a better score"},
+    )
 
     def __post_init__(self):
-        check_numbers(self, {"max_steps": "1 or more"})
+        check_numbers(self, {"max_steps": "1 or more", "early_stopping_patience": "1 or more"})
         fix(self, FIXED, UNUSED)
         follow_hardware(self)
+        if self.early_stopping_patience is not None and not self.load_best_model_at_end:
+            raise ValueError(
+                f"`early_stopping_patience` is {self.early_stopping_patience}; it needs `load_best_model_at_end: true`."
+            )
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            # Transformers would take the loss, which these recipes do not evaluate. The trainer adds what is ranked.
+            self.metric_for_best_model = NDCG
+        # A callback counts the evaluations without improvement.
+        self.restore_callback_states_from_checkpoint = True
         super().__post_init__()
 
 
@@ -69,6 +90,9 @@ class PairSettings:
 
     The pairs are one table, `pairs`, which from Python may be one in memory, or those of the mixture in `datasets`.
     """
+
+    # Whether the recipe learns numbers that the data give to pairs.
+    learns_scores: ClassVar = False
 
     model: str = field(metadata={"help": "an encoder: path or Hub id", "path": "or Hub id"})
     pairs: str | None = field(

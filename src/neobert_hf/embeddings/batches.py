@@ -147,9 +147,11 @@ class MultiVectorCollator(MultiVectorEncoderDataCollator):
 class RerankingCollator(CrossEncoderDataCollator):
     """Pairs of `query` and `document` with the `label` 1 or 0, from rows of `query`, `positive` and `negatives`.
 
+    Of rows with a `score`, or with `scores` of the positive and each hard negative, these are the labels.
+
     Args:
         negatives: the number of documents with the label 0 for each query. The query's own hard negatives come first,
-            then the positives of the rows that follow in the batch, whose order is random.
+            then the positives of the rows that follow in the batch, whose order is random and which have no scores.
     """
 
     negatives: int = 4
@@ -158,6 +160,10 @@ class RerankingCollator(CrossEncoderDataCollator):
         pairs = []
         for number, row in enumerate(features):
             query = {key: row[key] for key in ("query", "dataset_name") if key in row}
+            if scores := row.get("scores") or ([row["score"]] if "score" in row else None):
+                texts = [row["positive"], *row["negatives"][: self.negatives]]
+                pairs += [query | {"document": text, "label": score} for text, score in zip(texts, scores)]
+                continue
             following = features[number + 1 :] + features[:number]
             wrong = dict.fromkeys(row["negatives"] + [other["positive"] for other in following])
             wrong.pop(row["positive"], None)

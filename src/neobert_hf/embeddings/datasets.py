@@ -57,6 +57,7 @@ class PairTable:
 
     Args:
         source: a file, a pattern, a folder, a Hub dataset or, from Python, a table in memory.
+        score: the column of a number for the pair, which a reranker learns.
         split: may be a slice such as `train[:100000]`.
         above: numbers that a row must exceed, by column.
         skip_incomplete: leave out rows without query or positive; otherwise they are errors.
@@ -72,8 +73,13 @@ class PairTable:
     above: dict[str, int | float] = field(default_factory=dict)
     skip_incomplete: bool = False
     lookups: dict[str, Any] = field(default_factory=dict)
+    score: str | None = None
 
     def __post_init__(self):
+        if self.score and self.negatives:
+            raise ValueError(
+                f"`score` is {self.score!r}, a number for a pair, so `negatives` have none: leave them out."
+            )
         lookups = self.lookups.items()
         self.lookups = {column: read_entry(Lookup, f"lookup of {column!r}", entry) for column, entry in lookups}
         if not self.query or self.query == self.positive:
@@ -100,7 +106,7 @@ class PairDataset:
             may have the same positive, so a batch cannot have more rows than there are labels.
         default: whether its instruction is the prompt of queries for which none is named; see `TrainingData.prompts`.
         document_instruction: is put before its documents; nothing if empty.
-        rows: `query`, `positive` and `negatives`, and `score` if it is for `sts`; see `load_pairs`.
+        rows: `query`, `positive` and `negatives`, and `score` if pairs have one; see `load_pairs`.
     """
 
     name: str
@@ -119,6 +125,11 @@ class PairDataset:
     @property
     def document_prompt(self) -> str:
         return as_prompt(self.document_instruction)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its pairs have a number each."""
+        return any(table.score for table in self.tables)
 
     def sources(self) -> list[Source]:
         """The files, folders, Hub datasets and tables in memory that it is read from."""
@@ -209,6 +220,8 @@ def read_descriptions(path: str, only: Sequence[str] = ()) -> TrainingData:
             raise ValueError(f"{path} has no training dataset {name!r}{nearest(name, list(train))}")
     # These two keys are for training only.
     not_trained = {"batch_size": None, "default": False}
+    if "sts" in evaluation:
+        evaluation["sts"] = {"score": "score"} | evaluation["sts"]
     return TrainingData(
         {name: _read_dataset(path, name, train[name]) for name in only or train},
         {kind: _read_dataset(path, kind, entry, **not_trained) for kind, entry in evaluation.items()},
@@ -239,25 +252,27 @@ def _read_dataset(path: str, name: str, entry: Any, **given: Any) -> PairDataset
     return read_entry(PairDataset, where, of_dataset, name=name, tables=tables, rows=None, **given)
 
 
-def describe_table(source: Source, query: str, positive: str, instruction: str) -> TrainingData:
+def describe_table(
+    source: Source, query: str, positive: str, instruction: str, score: str | None = None
+) -> TrainingData:
     """One table of pairs as the only dataset, which is called `pairs`.
 
     Args:
-        query, positive: its columns.
+        query, positive, score: its columns.
         instruction: is put before queries.
     """
-    return TrainingData({"pairs": PairDataset("pairs", instruction, [PairTable(source, query, positive)])}, {})
+    table = PairTable(source, query, positive, score=score)
+    return TrainingData({"pairs": PairDataset("pairs", instruction, [table])}, {})
 
 
 # The rows
 
 
-def load_pairs(dataset: PairDataset, max_negatives: int | None = None, scored: bool = False) -> Dataset:
+def load_pairs(dataset: PairDataset, max_negatives: int | None = None) -> Dataset:
     """Load a dataset as rows of `query`, `positive` and `negatives`.
 
     Args:
         max_negatives: keep only the first ones of a row, at most this many. All if None.
-        scored: also read the numbers in the column `score`.
 
     Raises:
         FileNotFoundError: if a source is neither on the Hub nor on this machine.
@@ -266,8 +281,8 @@ def load_pairs(dataset: PairDataset, max_negatives: int | None = None, scored: b
     # `datasets` keeps the rows in its cache, and returns those if all these values are the same. It would divide lists
     # among processes, hence the tuples.
     files = tuple(files_state(source) for source in dataset.sources())
-    values = {"tables": tuple(dataset.tables), "files": files, "max_negatives": max_negatives, "scored": scored}
-    features = Features(FEATURES | {"score": Value("float64")}) if scored else FEATURES
+    values = {"tables": tuple(dataset.tables), "files": files, "max_negatives": max_negatives}
+    features = Features(FEATURES | {"score": Value("float64")}) if dataset.is_scored else FEATURES
     try:
         if any(map(is_table, dataset.sources())):
             return Dataset.from_list(list(_pairs(**values)), features=features)
@@ -306,16 +321,16 @@ def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:
 
 
 def _pairs(
-    tables: tuple[PairTable, ...], files: tuple[Any, ...], max_negatives: int | None, scored: bool
+    tables: tuple[PairTable, ...], files: tuple[Any, ...], max_negatives: int | None
 ) -> Iterator[dict[str, Any]]:
     for table in tables:
         any_row = any_negative = False
-        for row in _rows_of_table(table, scored):
+        for row in _rows_of_table(table):
             negatives = [text for path in table.paths("negatives") for text in _texts_at(path, row, optional=True)]
             query, positive = (_joined_text(role, row, table) for role in ("query", "positive"))
             if query is not None and positive is not None:
                 pair = {"query": query, "positive": positive, "negatives": negatives[:max_negatives]}
-                yield pair | ({"score": row.number("score")} if scored else {})
+                yield pair | ({"score": row.number(table.score)} if table.score else {})
                 any_row, any_negative = True, any_negative or bool(negatives)
         if not any_row:
             raise ValueError(f"{name_of(table.source)}: none of its rows is left.")
@@ -326,11 +341,11 @@ def _pairs(
             )
 
 
-def _rows_of_table(table: PairTable, scored: bool) -> Iterator[Row]:
+def _rows_of_table(table: PairTable) -> Iterator[Row]:
     """The rows that exceed the numbers of `above`, with the texts of ids in place of the ids."""
     columns = sorted({path.split(".")[0] for role in FEATURES for path in table.paths(role)} | table.lookups.keys())
     texts = {column: _texts_by_id(table, column) for column in table.lookups}
-    others = [*table.above, "score"] if scored else [*table.above]
+    others = [*table.above, table.score] if table.score else [*table.above]
     rows = read_rows(table.source, [*columns, *others], table.subset, table.split)
     first = list(islice(rows, SAMPLED))
     for column in columns:

@@ -148,6 +148,12 @@ def check_trained(path: str, setting: str, trust_remote_code: bool = False) -> N
         )
 
 
+def check_reranker(path: str, setting: str, trust_remote_code: bool = False) -> None:
+    """Refuse a model that is no reranker (cross-encoder)."""
+    if (kind := kind_of(path, trust_remote_code, setting)) != "CrossEncoder":
+        raise ValueError(f"`{setting}` is {path}, which is {kind or 'an encoder'}; it must be a CrossEncoder.")
+
+
 def load_trained_model(path: str, setting: str, trust_remote_code: bool = False) -> SentenceTransformer:
     """A trained embedding model that helps to train another one: folder or Hub id.
 

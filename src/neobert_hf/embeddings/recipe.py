@@ -27,14 +27,14 @@ from neobert_hf.embeddings.datasets import (
     positives_of_queries,
     read_descriptions,
 )
-from neobert_hf.embeddings.models import check_trained, kind_of
+from neobert_hf.embeddings.models import check_reranker, check_trained, kind_of
 from neobert_hf.training.run import Run
 
 
 # What is written to `output_dir` besides checkpoints, model and log.
-WRITES = ("mined", "clusters")
+WRITES = ("mined", "scored", "clusters")
 # The rows, instructions and the number of batches of a step are part of a run's identity by themselves.
-LEAVE_OUT = ("query", "positive", "instruction", "held_out", "prompts", "gradient_accumulation_steps")
+LEAVE_OUT = ("query", "positive", "score", "instruction", "held_out", "prompts", "gradient_accumulation_steps")
 
 
 @dataclass
@@ -97,10 +97,12 @@ def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingAr
         check_complete(settings.model, "model")
         kind_of(settings.model, settings.trust_remote_code)
         for name in models.keys() - {"model"}:
-            check_trained(models[name], name, settings.trust_remote_code)
+            check = check_reranker if name == "teacher" else check_trained
+            check(models[name], name, settings.trust_remote_code)
         set_seed(arguments.seed)
         load_data(data, settings, arguments)
         keys = ("instruction", "document_instruction", "batch_size")
+        best = arguments.load_best_model_at_end
         run.identify(
             datasets={
                 # The rows, wherever they are from.
@@ -108,6 +110,7 @@ def prepare_training(recipe: str, settings: PairSettings, arguments: EmbeddingAr
                 for name, dataset in data.train.items()
             },
             batches_per_step=arguments.world_size * arguments.gradient_accumulation_steps,
+            chosen_by=(arguments.metric_for_best_model, arguments.eval_steps) if best else None,
             **{name: model_fingerprint(path) for name, path in models.items()},
         )
         yield PairTraining(settings, arguments, data, run)
@@ -117,12 +120,18 @@ def describe_data(settings: PairSettings) -> TrainingData:
     """The datasets of the settings, without their rows."""
     if settings.pairs is not None:
         columns = next(read_rows(settings.pairs)).cells
-        for name in ("query", "positive"):
-            if (column := getattr(settings, name)).split(".")[0] not in columns:
+        for name in ("query", "positive", "score"):
+            column = getattr(settings, name, None)
+            if column is not None and column.split(".")[0] not in columns:
                 found = ", ".join(map(repr, columns))
                 raise ValueError(f"`{name}` is {column!r}, but {name_of(settings.pairs)} has the columns {found}.")
-        return describe_table(settings.pairs, settings.query, settings.positive, settings.instruction)
-    return read_descriptions(settings.datasets, settings.only)
+        score = getattr(settings, "score", None)
+        return describe_table(settings.pairs, settings.query, settings.positive, settings.instruction, score)
+    data = read_descriptions(settings.datasets, settings.only)
+    scored = [name for name, dataset in data.train.items() if dataset.is_scored]
+    if scored and not settings.learns_scores:
+        raise ValueError(f"{settings.datasets}, dataset {scored[0]}: only `train_reranker` learns a `score`.")
+    return data
 
 
 def load_data(data: TrainingData, settings: PairSettings, arguments: EmbeddingArguments) -> None:
@@ -130,8 +139,8 @@ def load_data(data: TrainingData, settings: PairSettings, arguments: EmbeddingAr
     with arguments.main_process_first(desc="reading the datasets"):
         for dataset in data.train.values():
             dataset.rows = load_pairs(dataset, settings.max_negatives)
-        for kind, dataset in data.evaluation.items():
-            dataset.rows = load_pairs(dataset, scored=kind == "sts")
+        for dataset in data.evaluation.values():
+            dataset.rows = load_pairs(dataset)
     if settings.pairs is not None and settings.held_out:
         hold_out_queries(data, settings.held_out)
     if "retrieval" in data.evaluation:

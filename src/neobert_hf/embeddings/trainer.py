@@ -1,6 +1,7 @@
 """Sentence Transformers' trainers with the paper's mixture of datasets, and resuming from complete checkpoints only."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from neobert_hf.common.files import write_json
 from neobert_hf.common.recipe import Result
-from neobert_hf.embeddings.arguments import EmbeddingArguments
+from neobert_hf.embeddings.arguments import NDCG, EmbeddingArguments
 from neobert_hf.embeddings.batches import (
     ContrastiveCollator,
     FullBatchSampler,
@@ -33,11 +34,11 @@ from neobert_hf.embeddings.batches import (
 from neobert_hf.embeddings.datasets import PairDataset
 from neobert_hf.embeddings.recipe import PairTraining
 from neobert_hf.training.adapters import LoraArguments, add_adapters, describe_adapters, merge_adapters
-from neobert_hf.training.trainer import ResumableTrainer, is_measured
+from neobert_hf.training.trainer import EarlyStopping, ResumableTrainer, is_measured
 
 
 # Endings of the metrics that the end of a run and the model card name first, one of each evaluator.
-MAIN_METRICS = ("ndcg@10", "spearman_cosine")
+MAIN_METRICS = (NDCG, "spearman_cosine", "scores_spearman")
 
 
 class MixtureTrainer(ResumableTrainer):
@@ -56,11 +57,15 @@ class MixtureTrainer(ResumableTrainer):
 
     # Every kind of model has a class of its own with the same fields.
     training_args_class = SentenceTransformerTrainingArguments
+    # What the best weights are chosen by unless the user names a metric.
+    best_by = f"eval_retrieval_cosine_{NDCG}"
     # Divides the rows of one dataset into batches.
     batch_sampler_class = FullBatchSampler
 
     def __init__(self, model: BaseModel, training: PairTraining, evaluator: BaseEvaluator | None = None, **kwargs):
         self.settings, self.data, arguments = training.settings, training.data, training.arguments
+        # The step whose weights `model/` gets.
+        self.saved_step = arguments.max_steps
         self.batch_sizes = {
             name: self.rows_of_batch(dataset, arguments.per_device_train_batch_size)
             for name, dataset in self.data.train.items()
@@ -78,8 +83,12 @@ class MixtureTrainer(ResumableTrainer):
             )
         # The score before training.
         arguments.eval_on_start = evaluator is not None
+        if arguments.metric_for_best_model == NDCG:
+            arguments.metric_for_best_model = self.best_by
         rows = DatasetDict({name: dataset.rows for name, dataset in self.data.train.items()})
         super().__init__(model, arguments, rows, run=training.run, evaluator=evaluator, **kwargs)
+        if arguments.early_stopping_patience is not None:
+            self.add_callback(EarlyStopping(arguments.early_stopping_patience))
         if self.engine != "plain":
             # Sentence Transformers saves the module as it is: with these engines, a shard.
             raise ValueError(
@@ -121,7 +130,13 @@ class MixtureTrainer(ResumableTrainer):
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         # The loader of an evaluation draws a random number, and dropout must not depend on when there are evaluations.
         with torch.random.fork_rng(devices=[]):
-            return super().evaluate(*args, **kwargs)
+            metrics = super().evaluate(*args, **kwargs)
+        if self.args.load_best_model_at_end:
+            chosen = self.args.metric_for_best_model.removeprefix("eval_")
+            if f"eval_{chosen}" not in metrics:
+                found = ", ".join(self.scores_of(metrics))
+                raise ValueError(f"`metric_for_best_model` is {chosen!r}, but the evaluation measures {found}.")
+        return metrics
 
     def complete(self) -> Result:
         """Train to the end, evaluate, and write `model/` and `log.json`; the scores are those of the evaluator."""
@@ -129,8 +144,12 @@ class MixtureTrainer(ResumableTrainer):
         if self.is_world_process_zero():
             print(self.describe(), flush=True)
         self.train_to_the_end()
+        if self.args.load_best_model_at_end:
+            self._load_from_checkpoint(str(Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"))
+            self.model.to(self.args.device)
+            self.saved_step = self.state.best_global_step
         # After the last step, unless `eval_steps` has done so.
-        if self.evaluator is not None and not self.scores_after(self.args.max_steps):
+        elif self.evaluator is not None and not self.scores_after(self.args.max_steps):
             self.evaluate()
         if self.has_adapters:
             merge_adapters(self.model.transformers_model)
@@ -138,7 +157,10 @@ class MixtureTrainer(ResumableTrainer):
         if self.is_world_process_zero():
             write_json(output / "log.json", self.measured())
             print(f"{output / 'model'}{self.describe_scores()}; the log is {output / 'log.json'}", flush=True)
-        return Result(output / "model", self.scores_after(self.args.max_steps), before=self.scores_after(0))
+        return Result(output / "model", self.scores_after(self.saved_step), before=self.scores_after(0))
+
+    def _load_best_model(self) -> None:
+        """`complete` does it, also for a run that had ended before, and not for one that was stopped by a signal."""
 
     def scores_after(self, step: int) -> dict[str, float]:
         """The metrics of the evaluation after this step, by name; empty if there was none."""
@@ -156,14 +178,15 @@ class MixtureTrainer(ResumableTrainer):
         return {name.removeprefix("eval_"): entry[name] for name in names}
 
     def describe_scores(self) -> str:
-        """The main metrics at the end, and before training."""
-        scores, before = self.scores_after(self.args.max_steps), self.scores_after(0)
+        """The main metrics of the model that is saved, and before training."""
+        scores, before = self.scores_after(self.saved_step), self.scores_after(0)
         found = [
             f"{name} {score:.4f}" + (f" ({before[name]:.4f} before training)" if name in before else "")
             for name, score in scores.items()
             if name.endswith(MAIN_METRICS)
         ]
-        return f": {', '.join(found)}" if found else ""
+        best = f" of step {self.saved_step:,}, the best" if self.args.load_best_model_at_end else ""
+        return f"{best}: {', '.join(found)}" if found else best
 
     def fill_card(self) -> None:
         """Fill the model card from the log: a part of a run that was interrupted knows nothing of those before it."""
@@ -174,7 +197,7 @@ class MixtureTrainer(ResumableTrainer):
         of_card.on_train_begin(self.args, self.state, self.control, model=self.model)
         # The times would be those of this part alone.
         card._training_start_time, card.evaluation_duration = None, 0.0
-        card.training_logs, card.eval_results_dict = [], {}
+        card.training_logs, card.eval_results_dict, of_saved = [], {}, {}
         for entry in self.state.log_history:
             epoch, step = entry["epoch"], entry["step"]
             if "loss" in entry:
@@ -187,6 +210,11 @@ class MixtureTrainer(ResumableTrainer):
                 }
                 (evaluator.primary_metric,) = [name for name in scores if name.endswith(MAIN_METRICS)]
                 card.set_evaluation_metrics(evaluator, scores, epoch, step)
+                if step == self.saved_step:
+                    of_saved[evaluator] = scores
+        if self.args.load_best_model_at_end:
+            card.set_best_model_step(self.saved_step)
+            card.eval_results_dict |= of_saved
 
     def describe(self) -> str:
         """The datasets with their sizes, shares and batches, the model, the machine, and the start."""
@@ -241,18 +269,21 @@ class EmbeddingTrainer(MixtureTrainer, SentenceTransformerTrainer):
 class SparseTrainer(MixtureTrainer, SparseEncoderTrainer):
     """Trains sparse embeddings (SPLADE)."""
 
+    best_by = f"eval_retrieval_dot_{NDCG}"
     data_collator_class = ContrastiveCollator
 
 
 class MultiVectorTrainer(MixtureTrainer, MultiVectorEncoderTrainer):
     """Trains late-interaction models (ColBERT)."""
 
+    best_by = f"eval_retrieval_maxsim_{NDCG}"
     data_collator_class = MultiVectorCollator
 
 
 class RerankerTrainer(MixtureTrainer, CrossEncoderTrainer):
     """Trains rerankers. The settings have `negatives`."""
 
+    best_by = f"eval_reranking_{NDCG}"
     data_collator_class = RerankingCollator
 
     def __init__(self, model: BaseModel, training: PairTraining, **kwargs):

@@ -20,12 +20,13 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_same_identity
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import load_tokenizer
+from neobert_hf.embeddings.space import TEACHER_FILE
 
 
 # Files that are copied from the first model. A card would tell of its training and scores alone.
 COPIED = ("*.json", "vocab.txt", "merges.txt", "*.model", "*.py")
 # What configurations may differ in, and files that the fingerprint of the tokenizer stands for.
-INCIDENTAL = {"_name_or_path", "transformers_version", "__version__"}
+INCIDENTAL = {"_name_or_path", "transformers_version", "use_cache", "__version__"}
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "added_tokens.json")
 
 
@@ -94,10 +95,14 @@ def described(folder: Path) -> dict[str, Any]:
     """What models must have in common: all configurations, and what the tokenizer makes of a text."""
     found = {"tokenizer": tokenizer_fingerprint(load_tokenizer(folder))}
     for file in files_of(folder, ("*.json",)):
-        if file.name not in OF_TOKENIZER:
+        # A student that was trained on pairs no longer names its teacher.
+        if file.name not in (*OF_TOKENIZER, TEACHER_FILE):
             content = json.loads((folder / file).read_text(encoding="utf-8"))
             kept = content.keys() - INCIDENTAL if isinstance(content, dict) else ()
             found[str(file)] = {name: content[name] for name in kept} or content
+            # Of Sentence Transformers: an empty prompt does nothing, and each dataset of a training leaves its own.
+            if "prompts" in kept:
+                found[str(file)]["prompts"] = {name: text for name, text in content["prompts"].items() if text}
     return found
 
 

@@ -58,7 +58,7 @@ ORIGINAL_AUTO_MAP = {
 class ConvertSettings:
     """What is converted, and to what."""
 
-    source: str = field(
+    model: str = field(
         metadata={"help": "state_dict.pt, safetensors, a folder that has one of these, or Hub id", "path": "or Hub id"}
     )
     output: str = field(metadata={"help": "new folder", "path": True})
@@ -69,7 +69,7 @@ class ConvertSettings:
     )
 
 
-@recipe(positional=("source", "output"))
+@recipe(positional=("model", "output"))
 def convert(settings: ConvertSettings) -> Result:
     """Convert checkpoints of the original project to this package's layout, and back. The tensors stay bit-identical.
 
@@ -85,7 +85,7 @@ def convert(settings: ConvertSettings) -> Result:
 
     with folder_lock(output):
         # 1. Read
-        source = local_folder(settings.source)
+        source = local_folder(settings.model)
         folder = source if source.is_dir() else source.parent
         config = read_config(Path(settings.config) if settings.config else folder)
         model = build_model(source, config)

@@ -38,7 +38,7 @@ class Skip(Exception):
 class DoctorSettings:
     """What is checked."""
 
-    path: str = field(metadata={"help": "folder or Hub id", "path": "or Hub id"})
+    model: str = field(metadata={"help": "folder or Hub id", "path": "or Hub id"})
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Finding:
         return f"{self.status:<5} {self.check:<22} {self.text}"
 
 
-@recipe(positional=("path",))
+@recipe(positional=("model",))
 def doctor(settings: DoctorSettings) -> Result:
     """Check whether a model's folder is healthy, and print a line for each check.
 
@@ -63,7 +63,7 @@ def doctor(settings: DoctorSettings) -> Result:
     Raises:
         ValueError: if a check failed, so that the command ends with status 1.
     """
-    findings = diagnose(local_folder(settings.path))
+    findings = diagnose(local_folder(settings.model))
     print(*findings, sep="\n", flush=True)
     if failed := [finding.check for finding in findings if finding.status == FAIL]:
         raise ValueError(f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}.")

@@ -25,7 +25,7 @@ from neobert_hf.hub.space import write_page
 class ExportSettings:
     """What is exported, and where to. For a Sentence Transformers model, the encoder is exported."""
 
-    path: str = field(metadata={"help": "checkpoint: a local folder or a Hub id", "path": "or Hub id"})
+    model: str = field(metadata={"help": "checkpoint: a local folder or a Hub id", "path": "or Hub id"})
     output_dir: str = field(metadata={"help": "folder to write; must not exist yet", "path": True})
     task: str | None = field(
         default=None, metadata={"choices": list(TASKS), "help": "the task of the checkpoint's class if unset"}
@@ -39,7 +39,7 @@ class ExportSettings:
     )
 
 
-@recipe(positional=("path", "output_dir"))
+@recipe(positional=("model", "output_dir"))
 def export(settings: ExportSettings) -> Result:
     """Write a model as ONNX files, as a web page around them, or as files for llama.cpp.
 
@@ -56,7 +56,7 @@ def export(settings: ExportSettings) -> Result:
         raise ValueError("The page of `--space` runs ONNX files: give `--gguf` or `--space`, each with its own folder.")
     write = write_gguf if settings.gguf else write_page if settings.space else write_folder
     with folder_lock(output):
-        source = read_source(local_folder(settings.path), settings.task)
+        source = read_source(local_folder(settings.model), settings.task)
         with atomic_folder(output) as partial:
             errors = write(source, partial, settings.precisions)
     print(f"{output} is complete.")

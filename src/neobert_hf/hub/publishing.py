@@ -65,7 +65,7 @@ STALE = [
 class PublishSettings:
     """What is published, where to, and what its card says."""
 
-    source: str = field(
+    model: str = field(
         metadata={
             "help": "a model's folder or Hub id, or the page that `neobert-hf export --space` wrote",
             "path": "or Hub id",
@@ -88,7 +88,7 @@ class PublishSettings:
     dry_run: bool = field(default=False, metadata={"help": "build and check; print what would be sent"})
 
 
-@recipe(positional=("source", "repo_id"))
+@recipe(positional=("model", "repo_id"))
 def publish(settings: PublishSettings) -> Result:
     """Build a complete Hub repository from any checkpoint of this package, check it, and push it in one commit.
 
@@ -100,8 +100,8 @@ def publish(settings: PublishSettings) -> Result:
     """
     settings.package_url = settings.package_url or installed_from()
     check_request(settings)
-    if is_page(Path(settings.source)):
-        return Result(output=send(local_folder(settings.source), "space", settings))
+    if is_page(Path(settings.model)):
+        return Result(output=send(local_folder(settings.model), "space", settings))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(settings.output_dir or f"{temporary}/repository")
         with folder_lock(folder), atomic_folder(folder) as partial:
@@ -140,7 +140,7 @@ def check_request(settings: PublishSettings) -> None:
         )
     if settings.dry_run:
         return
-    if settings.package_url is None and not is_page(Path(settings.source)):
+    if settings.package_url is None and not is_page(Path(settings.model)):
         raise ValueError(
             "The card has to say where others get this package: give the address of its source repository as "
             "`--package_url`, or write it into [project.urls] of pyproject.toml and install the package again."
@@ -156,7 +156,7 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
         ValueError: if the checkpoint or the folder is not healthy, or lacks a tokenizer.
     """
     # 1. Read
-    source = local_folder(settings.source)
+    source = local_folder(settings.model)
     config = read_config(source)
     facts = read_facts(settings.card)
     tokenizer = read_tokenizer(source, config)

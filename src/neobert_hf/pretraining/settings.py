@@ -12,6 +12,7 @@ from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
 
 # Settings of Transformers that must have these values: any other would break what this recipe promises.
 FIXED = {
+    "load_best_model_at_end": False,
     # A resume continues at the sampler's cursor; the Trainer would read and discard every batch before it.
     "ignore_data_skip": True,
     # The row number, which determines the mask, is not an argument of the model and would be removed.

@@ -46,11 +46,15 @@ class EmbeddingSettings:
     dtype: Literal["bfloat16", "float16", "float32"] = field(
         default="float32", metadata={"help": "type of the encoder's weights, also for queries"}
     )
+    precision: Literal["int8", "binary"] | None = field(
+        default=None, metadata={"help": "how vectors are stored, in fewer bytes; float32 if unset"}
+    )
 
     @classmethod
     def of_index(cls, identity: dict) -> "EmbeddingSettings":
         """The settings that an index was made with."""
-        return cls(**{setting.name: identity[setting.name] for setting in fields(cls)})
+        # An index of an earlier version has no `precision`.
+        return cls(**{setting.name: identity.get(setting.name) for setting in fields(cls)})
 
     def check_like(self, name: str, identity: dict) -> None:
         """Refuse settings that an index was not made with, before the model is loaded.
@@ -59,7 +63,7 @@ class EmbeddingSettings:
             SettingsMismatch: naming them.
         """
         given = {key: value for key, value in vars(self).items() if key != "model" and value is not None}
-        check_same_index(name, {key: identity[key] for key in given}, given, identity["model"])
+        check_same_index(name, {key: identity.get(key) for key in given}, given, identity["model"])
 
 
 def check_same_index(name: str, stored: dict, current: dict, model: str) -> None:
@@ -104,6 +108,7 @@ class PassageEncoder:
             "dimension": self.model.get_embedding_dimension(),
             "truncate_dim": settings.truncate_dim,
             "dtype": settings.dtype,
+            "precision": settings.precision,
             "max_length": limit,
             "passage_tokens": size,
             "overlap": settings.overlap,

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from neobert_hf.common.files import atomic_write, write_json
 from neobert_hf.search.passages import Passage
+from neobert_hf.search.precision import OVERSAMPLE, bits_of, bytes_of, vectors_of
 from neobert_hf.search.vector_index import Hit, VectorIndex, VectorIndexError
 
 
@@ -61,8 +62,14 @@ class LanceDBIndex(VectorIndex):
     def create(self, identity: dict) -> None:
         texts = [pa.field(name, pa.string()) for name in ("source", "document", "hash", "text")]
         numbers = [pa.field(name, pa.int32()) for name in ("number", "count")]
-        vector = pa.field("vector", pa.list_(pa.float32(), identity["dimension"]))
-        schema = pa.schema([*texts, *numbers, vector], {IDENTITY_KEY: json.dumps(identity)})
+        dimension = identity["dimension"]
+        types = {
+            None: {"vector": pa.list_(pa.float32(), dimension)},
+            "int8": {"bits": pa.list_(pa.uint8(), -(-dimension // 8)), "vector": pa.list_(pa.int8(), dimension)},
+            "binary": {"bits": pa.list_(pa.uint8(), -(-dimension // 8))},
+        }
+        vectors = [pa.field(name, kind) for name, kind in types[identity.get("precision")].items()]
+        schema = pa.schema([*texts, *numbers, *vectors], {IDENTITY_KEY: json.dumps(identity)})
         mode = "overwrite" if (self.folder / f"{TABLE}.lance").exists() else "create"
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema, mode=mode)
         # For English: words are compared by their stems, and stop words are left out.
@@ -70,6 +77,16 @@ class LanceDBIndex(VectorIndex):
         # Documents are replaced and removed by their ids.
         self.table.create_index("document", config=BTree())
         self.identity = identity
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether the vectors are stored in fewer bytes; see `precision.py`."""
+        return "bits" in self.table.schema.names
+
+    @property
+    def stored(self) -> str:
+        """The column by which passages are ordered."""
+        return "vector" if "vector" in self.table.schema.names else "bits"
 
     def document_hashes(self, source: str) -> Iterator[tuple[str, str]]:
         # A document is written in one transaction, so its first passage stands for all of them.
@@ -91,7 +108,10 @@ class LanceDBIndex(VectorIndex):
         # Each transaction leaves a version with a list of all files. So passages wait in files, and memory holds one
         # portion of them.
         columns = {field.name: [getattr(passage, field.name) for passage in passages] for field in fields(Passage)}
-        columns["vector"] = list(vectors)
+        if self.has_bits:
+            columns["bits"] = list(bits_of(vectors))
+        if self.stored == "vector":
+            columns["vector"] = list(bytes_of(vectors) if self.has_bits else vectors)
         rows = pa.table(columns, schema=self.table.schema.remove_metadata())
         self.waiting.mkdir(exist_ok=True)
         file = self.waiting / f"{len(list(self.waiting.glob('*.feather'))):06}.feather"
@@ -127,6 +147,13 @@ class LanceDBIndex(VectorIndex):
             self.table.delete(_condition(source, documents[start : start + 100_000]))
 
     def search(self, vector: np.ndarray, limit: int, exact: bool = False) -> list[Hit]:
+        if self.has_bits:
+            nearest = self.table.search(bits_of(vector), vector_column_name="bits").distance_type("hamming")
+            rows = nearest.select([*FOUND, self.stored, "_distance"]).limit(OVERSAMPLE * limit).to_arrow()
+            cosines = self._vectors(rows) @ vector
+            best = np.argsort(-cosines)[:limit]
+            found = rows.select(FOUND).take(best).to_pylist()
+            return [Hit(score=float(score), **row) for score, row in zip(cosines[best], found)]
         query = self.table.search(vector).distance_type("cosine").nprobes(PARTS).refine_factor(REFINE)
         query = query.bypass_vector_index() if exact else query
         rows = query.select([*FOUND, "_distance"]).limit(limit).to_list()
@@ -134,11 +161,16 @@ class LanceDBIndex(VectorIndex):
 
     def match(self, text: str, vector: np.ndarray, limit: int) -> list[tuple[Hit, float]]:
         search = self.table.search(MatchQuery(text, "text"), query_type="fts")
-        matching = []
-        for row in search.select([*FOUND, "vector", "_score"]).limit(limit).to_list():
-            keywords, found = row.pop("_score"), np.array(row.pop("vector"))
-            matching.append((Hit(score=float(found @ vector), **row), keywords))
-        return matching
+        rows = search.select([*FOUND, self.stored, "_score"]).limit(limit).to_arrow()
+        cosines, keywords = self._vectors(rows) @ vector, rows["_score"].to_pylist()
+        found = zip(cosines, rows.select(FOUND).to_pylist(), keywords)
+        return [(Hit(score=float(score), **row), words) for score, row, words in found]
+
+    def _vectors(self, rows: pa.Table) -> np.ndarray:
+        """The stored vectors of rows, of length 1."""
+        stored = rows[self.stored].combine_chunks()
+        numbers = stored.flatten().to_numpy().reshape(-1, stored.type.list_size)
+        return vectors_of(numbers, self.identity["dimension"])
 
     def write_context(self, context: torch.Tensor) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +183,9 @@ class LanceDBIndex(VectorIndex):
     def optimize(self) -> None:
         # It also joins small files.
         self.table.optimize()
+        if self.has_bits:
+            # A few bytes of each passage are compared fast enough.
+            return
         passages = self.table.count_rows()
         measured = json.loads(self.recall_file.read_text(encoding="utf-8")) if self.recall_file.exists() else None
         # An index keeps its number of parts, so it is made again for twice as many passages.

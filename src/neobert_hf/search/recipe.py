@@ -20,7 +20,7 @@ from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import output_folder
 from neobert_hf.common.settings import check_numbers
-from neobert_hf.embeddings.models import kind_of
+from neobert_hf.embeddings.models import check_reranker
 from neobert_hf.embeddings.space import check_student
 from neobert_hf.search.documents import Documents, SourceSettings
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
@@ -227,8 +227,7 @@ def load_encoder(place: IndexSettings, settings: QuerySettings, database: Vector
 
 
 def load_reranker(path: str, place: IndexSettings) -> CrossEncoder:
-    if (kind := kind_of(path, place.trust_remote_code, "reranker")) != "CrossEncoder":
-        raise ValueError(f"`reranker` is {path}, which is {kind or 'an encoder'}; it must be a CrossEncoder.")
+    check_reranker(path, "reranker", place.trust_remote_code)
     return CrossEncoder(path, device=place.device, trust_remote_code=place.trust_remote_code)
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, count_labels, parse_splits
+from neobert_hf.tasks.rows import Splits, count_labels, parse_splits, spelled_alike
 from neobert_hf.tasks.task import OwnTask, shortened
 from neobert_hf.tasks.texts import TextSettings, TextTask, bag_of_words, joined, texts_of
 from neobert_hf.training.fine_tuning import FineTuningArguments
@@ -137,6 +137,7 @@ class Classification(TextTask, OwnTask):
 
         inputs = ["text", "text_pair"][: len(texts)]
         self.tables = parse_splits(splits, parse, settings.validation_share, inputs, inputs, "label")
+        self.tables = spelled_alike(self.tables, "label", "label")
         self.labels = count_labels(self.tables, "label", "label")
         if self.several and set(self.labels) <= {"0", "1", "0.0", "1.0", "False", "True"}:
             raise ValueError(

@@ -6,6 +6,7 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,12 @@ class QuestionAnswering(OwnTask):
 
     def __init__(self, settings: QuestionAnsweringSettings, splits: Splits):
         self.settings = settings
-        for row in [rows[0] for rows in splits.values()]:
+        for row in chain(*splits.values()):
             if missing := [name for name in ("question", "context", "answers") if name not in row.cells]:
                 raise ValueError(
                     f"{row.place} has no column {missing[0]!r}; it has {', '.join(map(repr, row.cells))}. As in SQuAD, "
-                    "questions are in `question`, texts in `context` and answers in `answers`: rename the columns."
+                    "questions are in `question`, texts in `context` and answers in `answers`, [] if there is none: "
+                    "rename the columns, or add what is missing."
                 )
         # Questions about the same text are held out together.
         share = settings.validation_share

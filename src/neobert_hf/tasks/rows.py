@@ -16,6 +16,7 @@ from neobert_hf.data.held_out import report_repeated
 from neobert_hf.data.readers import READERS, Reader
 from neobert_hf.data.rows import Row
 from neobert_hf.data.sources import Source, asking_the_hub, check_local, is_table, read_rows, split_files
+from neobert_hf.tasks.pieces import visible
 
 
 # The names of splits in files and Hub datasets.
@@ -216,6 +217,26 @@ def check_columns(splits: Splits, columns: Mapping[str, str]) -> None:
                     f"{rows[0].place} has no column {column!r}, which is the `{setting}` of the training rows; it has "
                     f"{', '.join(map(repr, rows[0].cells))}. Rename one of these."
                 )
+
+
+def spelled_alike(tables: DatasetDict, column: str, what: str) -> DatasetDict:
+    """The tables, with one spelling of labels that look the same, and would be two classes.
+
+    An accented letter is one character, or a letter and an accent, as in names of files on macOS. What all rows spell
+    in one way stays as it is, since programs compare what the model says with their own spelling.
+
+    Args:
+        column: holds the list of labels of each row.
+        what: the word for a label in the line that says it.
+    """
+    found = {name for table in tables.values() for name in chain(*table[column][:])}
+    spellings = Counter(map(visible, found))
+    changed = {name: visible(name) for name in found if spellings[visible(name)] > 1}
+    if not changed:
+        return tables
+    names = ", ".join(sorted(set(changed.values())))
+    print(f"{what}s that look the same, but are written with other characters, are one: {names}", flush=True)
+    return tables.map(lambda row: {column: [changed.get(name, name) for name in row[column]]})
 
 
 def count_labels(parsed: DatasetDict, column: str, what: str) -> list[str]:

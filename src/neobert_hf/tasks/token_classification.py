@@ -22,7 +22,14 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.data.rows import Row, list_as_text
 from neobert_hf.tasks.pieces import first_with_piece, windows_of_rows
 from neobert_hf.tasks.recipe import train_on_task
-from neobert_hf.tasks.rows import Splits, check_columns, choose_column, count_labels, parse_splits
+from neobert_hf.tasks.rows import (
+    Splits,
+    check_columns,
+    choose_column,
+    count_labels,
+    parse_splits,
+    spelled_alike,
+)
 from neobert_hf.tasks.task import OwnTask, TaskSettings, shortened
 from neobert_hf.tasks.words import READERS, join_words, standard_tags, words_of_spans
 from neobert_hf.training.fine_tuning import FineTuningArguments
@@ -95,6 +102,7 @@ class TokenClassification(OwnTask):
         if spelling := standard_tags(chain(*self.tables["train"]["tags"][:])):
             print(f"tags are read in the usual spelling: {', '.join(map(' as '.join, sorted(spelling.items())))}")
             self.tables = self.tables.map(lambda row: {"tags": [spelling.get(tag, tag) for tag in row["tags"]]})
+        self.tables = spelled_alike(self.tables, "tags", "tag")
         self.labels = count_labels(self.tables, "tags", "tag")
         self.entities = is_entity_scheme(self.labels)
         if not self.entities and {"O", "o"} & set(self.labels):

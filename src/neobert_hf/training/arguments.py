@@ -20,7 +20,6 @@ FIXED = {
     # True would hide NaN in the logged loss.
     "logging_nan_inf_filter": False,
     "auto_find_batch_size": False,
-    "load_best_model_at_end": False,
     "save_only_model": False,
     # The same command with the same `output_dir` resumes by itself.
     "resume_from_checkpoint": None,
@@ -90,7 +89,9 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
         ValueError: naming a setting that the user gave another value, or a number out of its range.
     """
     check_numbers(arguments, RANGES)
-    report_to = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
+    # Transformers would look for an integration of the name None.
+    arguments.report_to = arguments.report_to or "none"
+    report_to = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to
     if unknown := [name for name in report_to if name not in {*INTEGRATION_TO_CALLBACK, "none", "all"}]:
         raise ValueError(
             f"`report_to` is {unknown[0]!r}{nearest(unknown[0], [*INTEGRATION_TO_CALLBACK, 'none', 'all'])}"

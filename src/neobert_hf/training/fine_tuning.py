@@ -28,6 +28,8 @@ DROPOUTS = {
 HEADS = ("ForSequenceClassification", "ForTokenClassification")
 # What this recipe needs of Transformers' settings.
 FIXED = {
+    # `load_best` does it.
+    "load_best_model_at_end": False,
     # False: a resumed run skips the rows it has trained on, which makes resuming exact. Only row numbers are drawn
     # again for that.
     "ignore_data_skip": False,

@@ -22,11 +22,8 @@ from neobert_hf.training.arguments import result_settings
 
 
 COMPLETE = "complete.json"
-# What to do if a checkpoint depends on something else than this run.
-ADVICE = (
-    "Resume with the same settings, or start a new run with another `output_dir`; to start it from this checkpoint, "
-    "give it as `init_from` to `pretrain`, or as `model` to any other recipe."
-)
+# The setting that names what a run starts from, by recipe, where it is not `model`.
+STARTS = {"pretrain": "init_from", "distil": "student"}
 
 
 @dataclass
@@ -37,11 +34,13 @@ class Run:
         folder: `output_dir`.
         identity: all that the trained weights depend on, by name, stored in checkpoints and compared on resume.
         checkpoint: from which an interrupted run goes on; None for a new run.
+        start_setting: the setting that names what a run starts from.
     """
 
     folder: Path
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
+    start_setting: str = "model"
 
     @classmethod
     @contextmanager
@@ -76,12 +75,11 @@ class Run:
         locked = output_folder(folder, recipe, names, inputs, sources)
         with nullcontext() if arguments.process_index else locked:
             identity = identity_of(*settings, result_settings(arguments), leave_out=leave_out)
-            run = cls(folder, identity, newest_checkpoint(folder))
+            run = cls(folder, identity, newest_checkpoint(folder), STARTS.get(recipe, "model"))
             if run.checkpoint is not None:
                 stored = read_progress(run.checkpoint).identity
                 # What only `identify` knows is not compared yet.
-                known = {name: value for name, value in stored.items() if name in identity}
-                check_same_identity(run.checkpoint, known, identity, ADVICE)
+                run.check_identity({name: value for name, value in stored.items() if name in identity})
             yield run
 
     def identify(self, **contents: Any) -> None:
@@ -95,7 +93,15 @@ class Run:
         """
         self.identity = identity_of(self.identity, **contents)
         if self.checkpoint is not None:
-            check_same_identity(self.checkpoint, read_progress(self.checkpoint).identity, self.identity, ADVICE)
+            self.check_identity(read_progress(self.checkpoint).identity)
+
+    def check_identity(self, stored: dict[str, Any]) -> None:
+        """Raises SettingsMismatch, if what the checkpoint stores is not the identity of this run."""
+        advice = (
+            "Resume with the same settings, or start a new run with another `output_dir`; to start it from this "
+            f"checkpoint, give it as `{self.start_setting}`."
+        )
+        check_same_identity(self.checkpoint, stored, self.identity, advice)
 
 
 def check_processes(arguments: TrainingArguments) -> None:
@@ -158,10 +164,15 @@ def mark_complete(folder: Path, engine: str, identity: dict, cursor: dict, **oth
     write_json(folder / COMPLETE, asdict(Progress(engine, identity, cursor, files, **others)))
 
 
-def complete_checkpoints(output_dir: Path) -> list[Path]:
-    """Folders `checkpoint-<step>` that were written completely, oldest first. Not a user's `checkpoint-6-backup`."""
+def checkpoints_of(output_dir: Path) -> list[Path]:
+    """Folders `checkpoint-<step>`, also incomplete ones, oldest first. Not a user's `checkpoint-6-backup`."""
     folders = [each for each in output_dir.glob("checkpoint-*") if each.name.removeprefix("checkpoint-").isdigit()]
-    return sorted((folder for folder in folders if (folder / COMPLETE).is_file()), key=step_of)
+    return sorted(folders, key=step_of)
+
+
+def complete_checkpoints(output_dir: Path) -> list[Path]:
+    """Those that were written completely, oldest first."""
+    return [folder for folder in checkpoints_of(output_dir) if (folder / COMPLETE).is_file()]
 
 
 def step_of(checkpoint: Path) -> int:
@@ -224,11 +235,14 @@ def newest_checkpoint(output_dir: Path) -> Path | None:
 
 
 def delete_old(output_dir: Path, keep: int | None, best: int | None = None) -> None:
-    """Keep the newest `keep` complete checkpoints, all if None, and that of step `best`."""
-    checkpoints = complete_checkpoints(output_dir)
-    for folder in checkpoints[:-keep] if keep else []:
-        if step_of(folder) != best:
-            delete_checkpoint(folder)
+    """Keep the newest `keep` complete checkpoints, all if None, and that of step `best`.
+
+    What a killed run left half-written or half-deleted, perhaps gigabytes, is deleted as well.
+    """
+    complete = complete_checkpoints(output_dir)
+    old = [folder for folder in complete[:-keep] if step_of(folder) != best] if keep else []
+    for folder in [*old, *(folder for folder in checkpoints_of(output_dir) if folder not in complete)]:
+        delete_checkpoint(folder)
 
 
 def delete_checkpoint(folder: Path) -> None:

@@ -42,7 +42,7 @@ from neobert_hf.training.run import (
 
 
 # Endings of the metrics by which recipes choose the best weights, for the line of an evaluation.
-CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "loss")
+CHOSEN_BY = ("score", "cosine", "ndcg@10", "spearman_cosine", "spearman", "loss")
 # Endings of the names of timings, which the Trainer logs.
 TIMINGS = ("runtime", "_per_second", "_preparation_time")
 
@@ -258,6 +258,9 @@ class ResumableTrainer(Trainer):
         resume = self.run.checkpoint
         if resume is not None and self.is_finished(resume):
             self._load_finished(resume)
+            if self.is_world_process_zero():
+                # The run may have been killed while it did so.
+                delete_old(self.run.folder, self.keep, self.state.best_global_step)
             return
         if resume is not None:
             check_engine(resume, self.engine)
