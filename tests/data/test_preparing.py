@@ -137,6 +137,8 @@ def test_each_row_that_is_chosen_is_held_out_or_trained_on(source, tokenizer, tm
     assert sorted(ids["whole"]) == sorted(ids["train"] + ids["held_out"]) and 20 < len(ids["held_out"]) < 60
     counts = read_manifest(tmp_path / "train").counts
     assert counts["other_part"] == 200 - counts["documents"] - counts["too_short"] >= len(ids["held_out"])
+    with pytest.raises(ValueError, match="leaves none of the .* documents .* for `part` held_out"):
+        prepare(source, tokenizer, tmp_path / "none", "--held_out_share", "1e-9", "--part", "held_out")
 
 
 def test_a_dataset_of_the_hub_is_read_file_by_file(source, tokenizer, tmp_path, monkeypatch):

@@ -249,6 +249,11 @@ def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifes
     work = partial(prepare_part, settings=settings, output=output, vocab_size=manifest.vocab_size)
     records = do_parts(plan, work, f"{output}/{RECORDS}", manifest.identity, workers=settings.workers, ray=settings.ray)
     counts = {name: sum(record["counts"][name] for record in records) for name in COUNTS}
+    if counts["other_part"] == counts["read"]:
+        raise ValueError(
+            f"`held_out_share` {settings.held_out_share} leaves none of the {counts['read']:,} documents of "
+            f"{settings.source!r} for `part` {settings.part}: choose another share, or give more documents."
+        )
     if not counts["documents"]:
         raise ValueError(f"None of the {counts['read']:,} documents of {settings.source!r} has 2 tokens or more.")
     manifest.shards, manifest.counts = [record["shard"] for record in records], removed_before(plan) | counts
