@@ -4,7 +4,7 @@
     python benchmarks/own_documents.py --data data/own_documents
 
 `retrieval_from_documents` sees the documents of each collection, and neither it nor the model has seen the questions.
-Time is that of all threads together.
+With `--teacher MODEL` it also learns from the teacher.
 """
 
 import json
@@ -150,7 +150,8 @@ def page(found: list[dict]) -> list[str]:
     return [
         "# Does learning from one's own documents help real questions?",
         "nDCG@10 of the questions of FAQs among the answers and the pages of the same documentation, which "
-        "`retrieval_from_documents` has seen without the questions. Differences have 95% intervals over questions.",
+        "`retrieval_from_documents` has seen without the questions. Differences have 95% intervals over questions. Time "
+        "is that of all threads together; it is not measured where the training was there already.",
         table(columns, rows),
         "nDCG@10 of the held-out pairs, alone and with BM25, and what the questions say of the model after all of the "
         "training, whether it was chosen or not:",

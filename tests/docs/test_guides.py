@@ -47,7 +47,9 @@ def test_distil(runner, capsys):
 
 def test_search(runner, workplace, capsys):
     """One's own documents are the pages of these guides: the chapters of the test's data have too few pairs."""
-    settings = f"extends: {ROOT}/configs/embeddings/own_documents.yaml\nreport_to: none\nper_device_train_batch_size: 8\n"
+    settings = (
+        f"extends: {ROOT}/configs/embeddings/own_documents.yaml\nreport_to: none\nper_device_train_batch_size: 8\n"
+    )
     (workplace / "tiny.yaml").write_text(settings)
     reduced = {"max_steps": 2, "training": "tiny.yaml", "documents": "docs/guides", "model": "runs/tiny/model"}
     runner.reduced |= {"retrieval_from_documents": reduced}
@@ -56,7 +58,7 @@ def test_search(runner, workplace, capsys):
     runner.read_only += ("neobert-hf retrieval_from_documents",)
     runner.run(ROOT / "docs/guides/search.md")
     printed = capsys.readouterr().out
-    assert "after training" in printed and "names looked up" in printed
+    assert "after learning" in printed and "names looked up" in printed
     # The passages that it quotes are of other data.
     assert all(line.startswith(" " * 9) for line in not_printed(ROOT / "docs/guides/search.md", printed))
 
