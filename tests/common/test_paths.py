@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from neobert_hf.common.paths import check_model_exists
 from neobert_hf.embeddings import finetune_embeddings, train_reranker
 from neobert_hf.evaluation.glue.recipe import run_glue
 from neobert_hf.evaluation.pseudo_perplexity import pseudo_perplexity
@@ -60,3 +61,11 @@ def test_what_a_model_lacks_is_named_before_work(folder, name, tmp_path):
     # An error that a library raises comes with a traceback.
     assert "neobert_hf" in str(error.traceback[-1].path)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["https://huggingface.co/chandar-lab/NeoBERT", "model.safetensors"])
+def test_an_address_or_a_file_is_no_folder_of_a_model(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(OSError, match=f"`model` is '{place}', (an address|which is a file)"):
+        check_model_exists(place, "model")

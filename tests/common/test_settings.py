@@ -58,7 +58,7 @@ def test_file_then_flags(tmp_path):
         # The flag of a setting that is needed.
         ("steps: 1\n", ["--rat=2"], "'--rat'.*'--rate'"),
         ("rate: 1\n", ["--steps", "many"], "--steps.*many"),
-        ("rate: 1\n", ["steps"], "'steps'"),
+        ("rate: 1\n", ["rows.csv"], "'rows.csv' .*without its setting"),
     ],
 )
 def test_errors_name_the_setting(tmp_path, text, flags, message):

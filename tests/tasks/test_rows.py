@@ -294,3 +294,10 @@ def test_a_row_without_answers_is_told_which_columns_are_needed():
     del rows[5]["answers"]
     with pytest.raises(ValueError, match="row 5 has no column 'answers'.*`question`.*`context`"):
         task_of_rows("answers", train=rows)
+
+
+def test_numbers_whose_squares_are_infinite_are_refused():
+    """All evaluations would have a score of minus infinity, and none would be the best."""
+    rows = [{"text": f"a{row}", "price": 10.0 ** (40 * (row % 2))} for row in range(20)]
+    with pytest.raises(ValueError, match="row 1: 'price' is 1e"):
+        task_of_rows("numbers", train=rows)

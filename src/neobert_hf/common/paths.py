@@ -94,6 +94,11 @@ def check_exists(name: str, setting: str) -> None:
     path = Path(name).expanduser()
     if path.exists() or not looks_like_path(name):
         return
+    if "://" in name:
+        raise FileNotFoundError(
+            f"`{setting}` is {name!r}, an address, which is not read here: download it, or give an id on the Hub, "
+            "OWNER/NAME."
+        )
     folder = next(parent for parent in path.parents if parent.is_dir())
     near = difflib.get_close_matches(path.relative_to(folder).parts[0], os.listdir(folder), n=1)
     advice = f"did you mean {str(folder / near[0])!r}?" if near else f"{folder.absolute()} holds {held_by(folder)}."
@@ -138,6 +143,8 @@ def check_model_exists(name: str, setting: str) -> None:
         if any((folder / file).exists() for file in SIGNS_OF_A_MODEL):
             check_weights(folder)
             return
+        if folder.is_file():
+            raise NotADirectoryError(f"`{setting}` is {name!r}, which is a file: give the folder of a model.")
         raise FileNotFoundError(
             f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}, but {held_by(folder)}. "
             "Give the folder of a model, such as the `model` that a training run writes, or an id on the Hub."

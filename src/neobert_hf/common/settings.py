@@ -124,6 +124,8 @@ def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[
     found, unknown = parser.parse_known_args(args)
     if unknown:
         flag = unknown[0].split("=")[0]
+        if not flag.startswith("-"):
+            raise ValueError(f"{flag!r} stands on the command line without its setting: write `--setting {flag}`.")
         raise ValueError(
             f"{flag!r} on the command line is no setting{nearest(flag, [f'--{name}' for name in parser.settings])}"
         )
@@ -348,7 +350,7 @@ def read_yaml(path: str | Path, setting: str = "config") -> dict[str, Any]:
         try:
             content = yaml.safe_load(file) or {}
         except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not valid YAML: {error}") from error
+            raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     return check_mapping(str(path), content)
 
 

@@ -172,7 +172,7 @@ def _number_rows(source: str, rows: Iterable[dict[str, Any]], first: int = 0) ->
     except Exception as error:  # Each format and each compression raises its own errors.
         place = Row(source, index, {}).place
         if source == TABLE:  # It has no file to leave out.
-            raise ValueError(f"{place}: {error}. Correct it.") from error
+            raise ValueError(f"{place}: {str(error).rstrip('.')}. Correct it.") from error
         raise _unreadable(place, error) from error
 
 
@@ -182,7 +182,7 @@ def _unreadable(place: str, error: Exception) -> ValueError:
         advice = "Save it as UTF-8 (Excel: CSV UTF-8)"
     elif isinstance(error, JSONDecodeError):
         advice = "Write each row on a line of its own, or all as an array, [{...}, {...}]"
-    return ValueError(f"{place}: {error}. {advice}, or leave the file out by a pattern.")
+    return ValueError(f"{place}: {str(error).rstrip('.')}. {advice}, or leave the file out by a pattern.")
 
 
 def stream_text(source: Source, column: str, split: str = "train", subset: str | None = None) -> Iterator[str]:
@@ -278,9 +278,12 @@ def local_files(source: Source, readers: Mapping[str, Reader] = READERS) -> list
         _say_once(f"{source}: files of other formats are left out: {len(unknown):,} ({others}).")
         files = known
     elif unknown:
+        advice = "Select the files to read by a pattern such as 'corpus/*.jsonl.gz'."
+        if path.is_file():
+            advice = "Save it as one of these, a table of Excel as CSV UTF-8."
         raise ValueError(
             f"{unknown[0]} has an unknown format; the known ones are {', '.join(readers)}, also with "
-            f"{', '.join(COMPRESSIONS)}. Select the files to read by a pattern such as 'corpus/*.jsonl.gz'."
+            f"{', '.join(COMPRESSIONS)}. {advice}"
         )
     if len({readers[suffix_of(file)] for file in files}) > 1:
         names = " and ".join(sorted({suffix_of(file) for file in files}))

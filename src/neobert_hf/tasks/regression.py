@@ -27,6 +27,10 @@ class RegressionSettings(TextSettings):
     usual_labels: ClassVar[tuple[str, ...]] = ("score", "rating", "value", "price", "target", "label", "labels", "y")
 
 
+# The squares of larger numbers, which the scores are made of, would be infinite.
+LARGEST = 1e30
+
+
 @recipe
 def regress(settings: RegressionSettings, arguments: FineTuningArguments) -> Result:
     """Fine-tune any encoder to find a number for each text: a price, hours, a rating, how similar two texts are.
@@ -60,7 +64,11 @@ class Regression(TextTask, OwnTask):
         print(f"columns: texts in {' and '.join(map(repr, texts))}, numbers in {label!r} (settings can name others)")
 
         def parse(row: Row) -> dict[str, Any]:
-            return texts_of(row, texts) | {"label": row.number(label)}
+            if abs(number := row.number(label)) > LARGEST:
+                raise ValueError(
+                    f"{row.place}: {label!r} is {number:g}; its size must be {LARGEST:g} or less. Correct it."
+                )
+            return texts_of(row, texts) | {"label": number}
 
         inputs = ["text", "text_pair"][: len(texts)]
         self.tables = parse_splits(splits, parse, settings.validation_share, inputs, inputs)

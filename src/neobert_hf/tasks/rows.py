@@ -57,7 +57,7 @@ def read_splits(settings: Any, readers: Mapping[str, Reader] = READERS) -> Split
             if files := split_files(folder, names, readers):
                 splits[split] = [row for file in files for row in read_rows(str(file), readers=readers)]
         if "train" not in splits:
-            raise ValueError(f"{folder} holds no `train.csv`, `train.jsonl` or the like, only {held_by(folder)}.")
+            raise ValueError(f"{folder} holds {held_by(folder)}, and no `train.csv`, `train.jsonl` or the like.")
     elif is_local(settings.data):
         splits["train"] = list(read_rows(settings.data, subset=settings.subset, readers=readers))
     else:

@@ -235,8 +235,8 @@ def as_lists(splits: Splits, words: str, tags: str, sentence: str | None) -> Spl
         sentence = choose_column(list(cells), sentence, SENTENCES, "sentence_column")
     except ValueError as error:
         raise ValueError(
-            f"{words!r} holds {cells[words]!r:.40}, which is no list of words. If each row has one word, the number of "
-            f"its sentence is needed: {error}"
+            f"{words!r} holds {cells[words]!r:.40}, which is no list of words, as JSON lines can hold it. If each row "
+            f"has one word, the number of its sentence is needed: {error}"
         ) from error
     print(f"each row has one word; {sentence!r} numbers the sentences", flush=True)
     return {split: join_words(rows, (words, tags), sentence) for split, rows in splits.items()}
