@@ -7,6 +7,7 @@
 Time is that of all threads together.
 """
 
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from runner import Settings, StoredRuns, run_benchmark, table
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.search import index, retrieval_from_documents
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
-from neobert_hf.search.own_documents import KEYWORD_WEIGHT
+from neobert_hf.search.own_documents import KEYWORD_WEIGHT, STAGES
 from neobert_hf.search.vector_index import open_index
 
 
@@ -28,9 +29,8 @@ CUTOFF, ROUNDS = 10, 2_000
 @dataclass(kw_only=True)
 class OwnDocumentsBenchmark(Settings):
     data: str = field(metadata={"help": "folder that own_documents_data.py wrote", "path": True})
-    teacher: str = field(
-        default="sentence-transformers/all-MiniLM-L6-v2",
-        metadata={"help": "the teacher of the model", "path": "or Hub id"},
+    teacher: str | None = field(
+        default=None, metadata={"help": "the teacher of the model, to learn from it, too", "path": "or Hub id"}
     )
     model: str = field(default="models/distilled", metadata={"help": "folder of the model", "path": True})
     runs: str = field(default="runs/own_documents", metadata={"help": "folder for the runs", "path": True})
@@ -38,7 +38,7 @@ class OwnDocumentsBenchmark(Settings):
 
 def measure(settings: OwnDocumentsBenchmark) -> list[dict]:
     stored, found = StoredRuns(Path(settings.results, "single_runs", "own_documents.json")), []
-    for teacher in (None, settings.teacher):
+    for teacher in dict.fromkeys((None, settings.teacher)):
         for collection in sorted(Path(settings.data).iterdir()):
             name = (
                 f"{collection.name}, {'pairs' if teacher is None else 'teacher'}, {model_fingerprint(settings.model)}"
@@ -54,6 +54,7 @@ def learn(settings: OwnDocumentsBenchmark, collection: Path, teacher: str | None
         Path(settings.runs, f"{collection.name}_{'pairs' if teacher is None else 'teacher'}"),
         time.process_time(),
     )
+    resumed = output.exists()
     documents = {"source": collection / "documents.jsonl", "id_column": "id"}
     result = retrieval_from_documents(
         documents=documents["source"], id_column="id", model=settings.model, teacher=teacher, output_dir=output
@@ -66,13 +67,14 @@ def learn(settings: OwnDocumentsBenchmark, collection: Path, teacher: str | None
     after = before if str(result.model) == settings.model else answers(result.output, result.model, questions)
     index(index=output.with_suffix(".after"), model=output / "trained/model", name="documents", **documents)
     trained = answers(output.with_suffix(".after"), output / "trained/model", questions)
+    report = json.loads((output / "report.json").read_text())
     return {
         "collection": collection.name.replace("_", " "),
         "teacher": teacher is not None,
         "questions": len(questions),
-        "seconds": seconds,
+        "seconds": None if resumed else seconds,
         "chosen": Path(result.model).name if after is not before else "as it was",
-        "said": {name: result.scores[name] - result.before[name] for name in result.scores},
+        "held_out": [report["models"][name] for name in STAGES.values()],
         "words": before["words"].mean(),
         "before": {name: before[name].mean() for name in ("alone", "with_words")},
         "after": {name: gain(after[name], before[name]) for name in ("alone", "with_words")},
@@ -120,7 +122,7 @@ def page(found: list[dict]) -> list[str]:
             "teacher" if each["teacher"] else "pairs",
             each["chosen"],
             *(interval(each["after"][name]) for name in ("alone", "with_words")),
-            f"{each['seconds']:.0f} s",
+            f"{each['seconds']:.0f} s" if each["seconds"] else "not measured",
         ]
         for each in found
     ]
@@ -136,11 +138,11 @@ def page(found: list[dict]) -> list[str]:
         "with BM25",
         "CPU",
     ]
-    whole = [
+    pairs = [
         [
             each["collection"],
             "teacher" if each["teacher"] else "pairs",
-            "{:+.3f}".format(np.mean(list(each["said"].values()))),
+            *(f"{scores['ndcg_at_10']:.3f}, {scores['ndcg_at_10_with_words']:.3f}" for scores in each["held_out"][:2]),
             *(interval(each["trained"][name]) for name in ("alone", "with_words")),
         ]
         for each in found
@@ -150,9 +152,9 @@ def page(found: list[dict]) -> list[str]:
         "nDCG@10 of the questions of FAQs among the answers and the pages of the same documentation, which "
         "`retrieval_from_documents` has seen without the questions. Differences have 95% intervals over questions.",
         table(columns, rows),
-        "What the held-out pairs said of the chosen model (the mean of their gains alone and with BM25), and what the "
-        "questions say of the model after all of the training, chosen or not:",
-        table(["collection", "learned from", "held-out pairs", "alone", "with BM25"], whole),
+        "nDCG@10 of the held-out pairs, alone and with BM25, and what the questions say of the model after all of the "
+        "training, whether it was chosen or not:",
+        table(["collection", "learned from", "before", "after", "questions, whole", "with BM25"], pairs),
     ]
 
 

@@ -66,6 +66,7 @@ def measure_vectors(settings: SearchSettings) -> list[dict]:
                 index.create({"dimension": vectors.shape[1], "precision": precision})
                 index.write(passages, vectors, [])
                 index.commit()
+                index.optimize()
                 columns = index.table.to_arrow().select(
                     [each for each in ("vector", "bits") if each in index.table.schema.names]
                 )

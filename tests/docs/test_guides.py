@@ -47,7 +47,8 @@ def test_distil(runner, capsys):
 
 def test_search(runner, workplace, capsys):
     """One's own documents are the pages of these guides: the chapters of the test's data have too few pairs."""
-    settings = f"extends: {ROOT}/configs/embeddings/own_documents.yaml\nreport_to: none\nper_device_train_batch_size: 8\n"
+    base = ROOT / "configs/embeddings/own_documents.yaml"
+    settings = f"extends: {base}\nreport_to: none\nper_device_train_batch_size: 8\n"
     (workplace / "tiny.yaml").write_text(settings)
     reduced = {"max_steps": 2, "training": "tiny.yaml", "documents": "docs/guides", "model": "runs/tiny/model"}
     runner.reduced |= {"retrieval_from_documents": reduced}

@@ -95,6 +95,7 @@ BAD_SETTINGS = [
     ("reranker", {"negatives": 0}, ValueError, "`negatives`"),
     ("sparse", {"query_weight": -1}, ValueError, "`query_weight`"),
     ("dense", {"negatives": 2}, ValueError, "`miner`.*`negatives`"),
+    ("sparse", {"load_best_model_at_end": True, "max_steps": 5}, ValueError, "`eval_steps` is 6 and `max_steps` 5"),
     ("dense", {"early_stopping_patience": 2}, ValueError, "`early_stopping_patience`.*`load_best_model_at_end: true`"),
     (
         "dense",

@@ -13,13 +13,11 @@ from neobert_hf.search import (
     lancedb_index,  # noqa: E402
     vector_index,  # noqa: E402
 )
-from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder  # noqa: E402
-from neobert_hf.search.keywords import ndcg_of_queries  # noqa: E402
+from neobert_hf.search.keywords import bm25_shares, ndcg, ranks_of  # noqa: E402
 from neobert_hf.search.lancedb_index import LanceDBIndex  # noqa: E402
 from neobert_hf.search.passages import Passage  # noqa: E402
 from neobert_hf.search.vector_index import VectorIndex  # noqa: E402
 from tests.helpers.bm25 import bm25  # noqa: E402
-from tests.helpers.search_encoder import save_search_encoder  # noqa: E402
 from tests.search.conftest import unit_vectors  # noqa: E402
 
 
@@ -78,23 +76,13 @@ def test_many_passages_are_searched_approximately_if_that_finds_them(tmp_path, m
     assert sorted(one.columns for one in index.table.list_indices()) == [["document"], ["text"]]
 
 
-def test_ndcg_is_that_of_its_definition(documents, tmp_path):
-    queries = [QUERY, "blue dog", "tall tree jump", "zebra"]
-    relevant = [3, 8, 21, 30]
-    encoder = PassageEncoder(EmbeddingSettings(save_search_encoder(tmp_path / "encoder")), device="cpu")
-    cosines = encoder.embed("query", queries) @ encoder.embed("document", documents).T
-
-    def gain(scores: np.ndarray, right: int) -> float:
-        rank = 1 + (scores > scores[right]).sum()
-        return 1 / math.log2(1 + rank) if rank <= 20 and scores[right] > 0 else 0
-
-    rows = list(zip(queries, relevant, cosines))
-    texts = [documents[number] for number in relevant]
-    found = ndcg_of_queries(encoder, queries, texts, documents, keyword_weight=0.5, cutoff=20)
-    wanted = {
-        "alone": [gain(row + 2, right) for _, right, row in rows],
-        "with_words": [gain(sums(documents, query, row, 0.5) + 2, right) for query, right, row in rows],
-        "words": [gain(sums(documents, query, 0 * row, 1), right) for query, right, row in rows],
-    }
-    for name, values in wanted.items():
-        assert found[name] == pytest.approx(values) and 0 < np.mean(values) < 1
+def test_ndcg_is_that_of_its_definition(documents):
+    queries, right = [QUERY, "blue dog", "tall tree jump", "zebra"], np.array([3, 8, 21, 30])
+    wanted = np.array([[bm25(query, number, documents) for number in range(len(documents))] for query in queries])
+    found = bm25_shares(queries, documents)
+    assert found == pytest.approx(wanted / wanted.max(1, keepdims=True).clip(1e-9), abs=1e-5)
+    # Last among those that are equal, as all are for the last query, whose word no document has.
+    ranks = [sum(row > row[number] - 1e-6) for row, number in zip(wanted, right)]
+    gains = [1 / math.log2(1 + rank) if rank <= 20 else 0 for rank in ranks]
+    assert ranks[3] == len(documents) and 0 < sum(gains) < 3
+    assert ndcg(ranks_of(found, right), cutoff=20) == pytest.approx(sum(gains) / 4)

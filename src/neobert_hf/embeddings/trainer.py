@@ -87,6 +87,11 @@ class MixtureTrainer(ResumableTrainer):
             arguments.metric_for_best_model = self.best_by
         rows = DatasetDict({name: dataset.rows for name, dataset in self.data.train.items()})
         super().__init__(model, arguments, rows, run=training.run, evaluator=evaluator, **kwargs)
+        if arguments.load_best_model_at_end and (arguments.eval_steps or 0) > arguments.max_steps:
+            raise ValueError(
+                f"`load_best_model_at_end` chooses among evaluations, of which there are none: `eval_steps` is "
+                f"{arguments.eval_steps:,} and `max_steps` {arguments.max_steps:,}."
+            )
         if arguments.early_stopping_patience is not None:
             self.add_callback(EarlyStopping(arguments.early_stopping_patience))
         if self.engine != "plain":

@@ -26,7 +26,7 @@ from neobert_hf.embeddings.space import TEACHER_FILE
 # Files that are copied from the first model. A card would tell of its training and scores alone.
 COPIED = ("*.json", "vocab.txt", "merges.txt", "*.model", "*.py")
 # What configurations may differ in, and files that the fingerprint of the tokenizer stands for.
-INCIDENTAL = {"_name_or_path", "transformers_version", "use_cache", "__version__"}
+INCIDENTAL = {"_name_or_path", "auto_map", "transformers_version", "use_cache", "__version__"}
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "added_tokens.json")
 
 

@@ -1,56 +1,36 @@
-"""How much a search by words (BM25) finds, alone and together with an embedding model."""
+"""How well a search by words (BM25) finds the right text of each query."""
 
-import math
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
+import lancedb
 import numpy as np
-
-from neobert_hf.search.encoder import PassageEncoder
-from neobert_hf.search.lancedb_index import LanceDBIndex
-from neobert_hf.search.passages import Passage
-from neobert_hf.search.vector_index import Hit
+import pyarrow as pa
+from lancedb.index import FTS
+from lancedb.query import MatchQuery
 
 
-def ndcg_of_queries(
-    encoder: PassageEncoder,
-    queries: list[str],
-    relevant: list[str],
-    documents: list[str],
-    keyword_weight: float,
-    cutoff: int = 10,
-) -> dict[str, np.ndarray]:
-    """The nDCG of each query in three searches: by vectors alone, by vectors and words, and by words alone.
+def bm25_shares(queries: list[str], documents: list[str]) -> np.ndarray:
+    """BM25 of each document, as a share of the query's highest: (queries, documents); 0 without a common word."""
+    rows = pa.table({"number": range(len(documents)), "text": documents})
+    table = lancedb.connect("memory://").create_table("documents", rows)
+    # As in the index: English stems, without stop words.
+    table.create_index("text", config=FTS())
+    shares = np.zeros((len(queries), len(documents)), dtype=np.float32)
+    for query, row in zip(queries, shares):
+        search = table.search(MatchQuery(query, "text"), query_type="fts").select(["number", "_score"])
+        found = search.limit(len(documents)).to_arrow()
+        row[found["number"].to_numpy()] = found["_score"].to_numpy()
+    return shares / shares.max(1, keepdims=True).clip(1e-9)
+
+
+def ranks_of(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The rank of the right document of each query, from 1; last among equal ones.
 
     Args:
-        relevant: the one relevant document of each query, one of `documents`. Long documents are cut.
-        documents: all that is searched, each once.
-        keyword_weight: of the words in the search by both; see `VectorIndex.search_hybrid`.
-        cutoff: a relevant document that is found below this rank counts as 0.
-
-    Returns:
-        `alone`, `with_words` and `words`, (queries,) each.
+        scores: (queries, documents).
+        right: the number of each query's right document.
     """
-    vectors = encoder.embed("query", queries)
+    return (scores >= np.take_along_axis(scores, right[:, None], 1)).sum(1)
 
-    def ndcg(search: Callable[[str, np.ndarray], list[Hit]]) -> np.ndarray:
-        gains = []
-        for query, vector, right in zip(queries, vectors, relevant, strict=True):
-            texts = [hit.text for hit in search(query, vector)]
-            gains.append(1 / math.log2(2 + texts.index(right)) if right in texts else 0.0)
-        return np.array(gains)
 
-    with TemporaryDirectory() as folder:
-        index = LanceDBIndex(Path(folder))
-        index.create(encoder.identity)
-        passages = [Passage("", str(number), 0, 1, "", text) for number, text in enumerate(documents)]
-        index.write(passages, encoder.embed("document", documents), replaced=[])
-        index.commit()
-        index.optimize()
-        return {
-            "alone": ndcg(lambda query, vector: index.search(vector, cutoff)),
-            "with_words": ndcg(partial(index.search_hybrid, limit=cutoff, keyword_weight=keyword_weight)),
-            "words": ndcg(lambda query, vector: [hit for hit, _ in index.match(query, vector, cutoff)]),
-        }
+def ndcg(ranks: np.ndarray, cutoff: int = 10) -> float:
+    """The mean nDCG of queries with one right document each, at these ranks."""
+    return float(np.where(ranks <= cutoff, 1 / np.log2(ranks + 1), 0.0).mean())
