@@ -245,9 +245,10 @@ def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch
 def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(prepared, tmp_path):
     """Steps 5 and 6, before the checkpoint, belong to the log of step 8."""
 
-    def measured(folder: str) -> list[dict]:
+    def measured(folder: str) -> str:
         log = run(small_flags(prepared, tmp_path / folder, logging_steps=4))
-        return [{name: entry[name] for name in ("step", "loss", "accuracy")} for entry in log if "loss" in entry]
+        # In the order of the file, without how fast it was.
+        return json.dumps([{name: entry[name] for name in entry if name != "tokens_per_second"} for entry in log])
 
     expected = measured("whole")
     interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
