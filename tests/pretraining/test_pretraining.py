@@ -357,7 +357,7 @@ def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_pat
 COURSES = {
     "stable, then a decay": {"schedule": "wsd", "decay_steps": 0.5},
     "masks that fall": {"mlm_probability": 0.4, "final_mlm_probability": 0.1, "validation_mlm_probability": 0.2},
-    "projections": {"optimizer": "muon", "muon_by_projection": True},
+    "Muon": {"optimizer": "muon"},
 }
 
 
