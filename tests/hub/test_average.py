@@ -71,9 +71,9 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(runs, tmp_path, what)
         tiny_tokenizer().save_pretrained(runs[2] / "model")
         error, message = SettingsMismatch, "run-2/model was made with other settings:\n  tokenizer: "
     elif what == "one model":
-        models, message = models[:1], "There are 1 `models`"
+        models, message = models[:1], "`models` names 1,"
     elif what == "weights":
-        options, message = {"weights": [1.0, 2.0]}, "There are 3 `models`"
+        options, message = {"weights": [1.0, 2.0]}, "`models` names 3,"
     else:
         shutil.copytree(runs[0], output)
         message = "mean exists"
