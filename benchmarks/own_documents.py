@@ -4,7 +4,7 @@
     python benchmarks/own_documents.py --data data/own_documents
 
 `retrieval_from_documents` sees the documents of each collection, and neither it nor the model has seen the questions.
-Time is that of all threads together.
+With `--teacher MODEL` it also learns from the teacher.
 """
 
 import json
@@ -28,7 +28,9 @@ CUTOFF, ROUNDS = 10, 2_000
 
 @dataclass(kw_only=True)
 class OwnDocumentsBenchmark(Settings):
-    data: str = field(metadata={"help": "folder that own_documents_data.py wrote", "path": True})
+    data: str = field(
+        default="data/own_documents", metadata={"help": "folder that own_documents_data.py wrote", "path": True}
+    )
     teacher: str | None = field(
         default=None, metadata={"help": "the teacher of the model, to learn from it, too", "path": "or Hub id"}
     )
@@ -150,7 +152,8 @@ def page(found: list[dict]) -> list[str]:
     return [
         "# Does learning from one's own documents help real questions?",
         "nDCG@10 of the questions of FAQs among the answers and the pages of the same documentation, which "
-        "`retrieval_from_documents` has seen without the questions. Differences have 95% intervals over questions.",
+        "`retrieval_from_documents` has seen without the questions. Differences have 95% intervals over questions. "
+        "Time is that of all threads together; it is not measured where the training was there already.",
         table(columns, rows),
         "nDCG@10 of the held-out pairs, alone and with BM25, and what the questions say of the model after all of the "
         "training, whether it was chosen or not:",

@@ -113,6 +113,35 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(run, tmp_path, m
     assert (tmp_path / "single_runs/worth.json").read_text() == stored and "nan" not in page.lower()
 
 
+@pytest.mark.slow
+def test_ways_to_pretrain_are_compared_on_the_same_text(run, tmp_path, monkeypatch):
+    """A run, a decay that goes on from a checkpoint, and a mean; what was measured is not measured again."""
+    from recipe import Variant
+
+    generator, words = random.Random(0), ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
+    texts = [{"text": text, "source": "python-docs"} for text in topics.values()]
+    sentences = [generator.choices(words, k=6) for _ in range(40)]
+    tags = [{"tokens": row, "tags": ["ABC"[len(word) % 3] for word in row]} for row in sentences]
+    sections = [{"sentence": " ".join(row), "label": len(row[0]) % 3} for row in sentences]
+    for folder, rows in (("text", texts), ("pos_brown", tags), ("classification_debian_sections", sections)):
+        write_rows(rows, *(tmp_path / folder / f"{part}.parquet" for part in ("train", "validation")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("worth.DEVELOPMENT", 10)
+    monkeypatch.setattr("worth.EPOCHS", {10: 1})
+    decay = {"schedule": "wsd", "decay_steps": 1.0, "warmup_steps": 0, "max_steps": 2, "continue_optimizer": True}
+    runs = {"cosine": Variant(), "stable": Variant({"schedule": "constant", "save_steps": 1, "save_total_limit": 9})}
+    runs |= {"linear decay": Variant(decay, "stable", 2), "mean of 5": Variant(start="stable", averaged=(3, 4))}
+    constants = {"STEPS": 4, "RUNS": runs, "JUDGED": [*runs], "DECISIVE": ("cosine",), "TUNED": ("linear decay",)}
+    flags = f"--data {tmp_path} --output_dir {tmp_path}/runs"
+    found, page = run("recipe", flags, **constants, TAGGED=(10,))
+    assert {name: len(seeds) for name, seeds in found["runs"].items()} == dict.fromkeys(runs, 1) | {"cosine": 3}
+    assert len({seeds["0"]["loss"] for seeds in found["runs"].values()}) == 4
+    assert "| stable, linear decay | " in page and "nan" not in page.lower()
+    stored = (tmp_path / "single_runs/recipe.json").read_text()
+    run("recipe", flags, **constants, TAGGED=(10,))
+    assert (tmp_path / "single_runs/recipe.json").read_text() == stored
+
+
 def test_what_retrieval_asks_for_stands_nowhere_in_the_text_for_training():
     from distil import unread_texts
 

@@ -232,3 +232,8 @@ def test_llamas_tokenizer_gets_what_masked_language_modelling_needs(source, tmp_
     assert sorted([tokenizer.pad_token_id, tokenizer.mask_token_id]) == [size, size + 1]
     assert read_manifest(output).vocab_size == size + 2
     assert all(ids[0] == 1 and ids[-1] == 2 for ids in ids_in(output))
+
+
+def test_a_file_is_no_prepared_corpus_but_what_becomes_one(corpus):
+    with pytest.raises(NotADirectoryError, match="train.jsonl is a file.*as `source`"):
+        read_manifest(corpus / "train.jsonl")

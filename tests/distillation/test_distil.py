@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def test_few_texts_do_not_ruin_a_student(corpus, tmp_path):
     assert measured[-1] > measured[0] - 0.1
 
 
-def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
+def test_the_teacher_reads_each_text_once_with_its_prompt(teachers, tmp_path, monkeypatch):
     model = teacher.load_teacher(str(teachers["free"]), torch.device("cpu"))
     texts = [
         teacher.Text(content, is_query) for content in ("sort a list", "a dictionary") for is_query in (True, False)
@@ -138,6 +139,10 @@ def test_the_teacher_reads_each_text_with_its_prompt(teachers, tmp_path):
     wanted = [("what is " if text.is_query else "text ") + text.content for text in texts]
     for number, vector in enumerate(model.encode(wanted, convert_to_tensor=True)):
         assert F.cosine_similarity(targets[number][3], vector.float(), dim=0) > 0.999
+    # Also where the environment disables progress bars (TQDM_DISABLE).
+    monkeypatch.setattr(teacher, "tqdm", partial(teacher.tqdm, disable=True))
+    again = teacher.compute_targets(None, "", texts, tmp_path)
+    assert torch.equal(again[0][3], targets[0][3])
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, tmp_path, corpus):

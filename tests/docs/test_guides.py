@@ -57,7 +57,7 @@ def test_search(runner, workplace, capsys):
     runner.read_only += ("neobert-hf retrieval_from_documents",)
     runner.run(ROOT / "docs/guides/search.md")
     printed = capsys.readouterr().out
-    assert "after training" in printed and "names looked up" in printed
+    assert "after learning" in printed and "names looked up" in printed
     # The passages that it quotes are of other data.
     assert all(line.startswith(" " * 9) for line in not_printed(ROOT / "docs/guides/search.md", printed))
 

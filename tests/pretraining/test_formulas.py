@@ -231,11 +231,11 @@ def test_muon_takes_the_hidden_matrices_and_learns():
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_muon_by_projection_takes_query_key_and_value_and_gate_and_input_each_as_a_matrix():
+def test_muon_takes_query_key_and_value_and_gate_and_input_each_as_a_matrix():
     """Its step on the fused matrices is that of plain Muon on separate ones."""
     model = small_model(NeoBERTForMaskedLM)
     heads, block = model.config.num_attention_heads, model.model.transformer_encoder[0]
-    arguments = arguments_with(optimizer="muon", learning_rate=2e-3, weight_decay=0.1, muon_by_projection=True)
+    arguments = arguments_with(optimizer="muon", learning_rate=2e-3, weight_decay=0.1)
     optimizer = build_optimizer(model, arguments)
     ids, _ = ragged_batch()
     model(ids, labels=ids).loss.backward()

@@ -245,9 +245,10 @@ def test_shares_of_all_steps_alarm_nobody_on_resume(flags, tmp_path, monkeypatch
 def test_a_log_goes_on_where_a_checkpoint_stands_between_two_logs(prepared, tmp_path):
     """Steps 5 and 6, before the checkpoint, belong to the log of step 8."""
 
-    def measured(folder: str) -> list[dict]:
+    def measured(folder: str) -> str:
         log = run(small_flags(prepared, tmp_path / folder, logging_steps=4))
-        return [{name: entry[name] for name in ("step", "loss", "accuracy")} for entry in log if "loss" in entry]
+        # In the order of the file, without how fast it was.
+        return json.dumps([{name: entry[name] for name in entry if name != "tokens_per_second"} for entry in log])
 
     expected = measured("whole")
     interrupted_copy(tmp_path / "whole", tmp_path / "run", after=6)
@@ -356,7 +357,7 @@ def test_a_run_from_a_model_keeps_what_no_setting_names(flags, finished, tmp_pat
 COURSES = {
     "stable, then a decay": {"schedule": "wsd", "decay_steps": 0.5},
     "masks that fall": {"mlm_probability": 0.4, "final_mlm_probability": 0.1, "validation_mlm_probability": 0.2},
-    "projections": {"optimizer": "muon", "muon_by_projection": True},
+    "Muon": {"optimizer": "muon"},
 }
 
 

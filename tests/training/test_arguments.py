@@ -41,6 +41,12 @@ def test_settings_that_would_break_a_promise_are_refused(kind, name, value):
         kind("runs", use_cpu=True, **{name: value})
 
 
+def test_an_empty_text_is_no_folder():
+    """As a shell gives it, if the variable in `--output_dir "$FOLDER"` is not set."""
+    with pytest.raises(ValueError, match="`output_dir` is an empty text"):
+        FineTuningArguments("", use_cpu=True)
+
+
 @pytest.mark.parametrize("kind", [PretrainingArguments, EmbeddingArguments, FineTuningArguments, DistilArguments])
 @pytest.mark.parametrize(
     "name, value",

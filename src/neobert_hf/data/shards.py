@@ -122,6 +122,11 @@ def read_manifest(folder: str | Path) -> Manifest:
         ValueError: if preparation is unfinished.
     """
     manifest = Manifest.read(folder)
+    if manifest is None and os.path.isfile(folder):
+        raise NotADirectoryError(
+            f"{folder} is a file, and not yet a tokenised corpus: run `prepare_data` with it as `source`, and give the "
+            "`output_dir` of that."
+        )
     if manifest is None:
         raise FileNotFoundError(
             f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: run `prepare_data` with "

@@ -198,8 +198,10 @@ def compute_targets(teacher: SentenceTransformer, fingerprint: str, texts: list[
             with safe_open(file, framework="pt") as opened:
                 stored = opened.metadata()
         if stored == identity:
-            # Without this, the time left would be that of a teacher who reads such texts in no time.
-            bar.initial += len(part)
+            # Without this, the time left would be that of a teacher who reads such texts in no time. A bar that is
+            # disabled (TQDM_DISABLE) has no `initial`.
+            if not bar.disable:
+                bar.initial += len(part)
             bar.update(len(part))
         else:
             with atomic_write(file) as partial:

@@ -97,8 +97,9 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
 
 def write_results(trainer: MLMTrainer, run: Run) -> Result:
     """Write the log and the curves, and say where the model is and how good it is."""
-    # Without the entry of the total times: they are of this call, and a finished run has none.
-    log = [entry for entry in trainer.state.log_history if {"loss", "eval_loss"} & entry.keys()]
+    # Without the entry of the total times: they are of this call, and a finished run has none. Sorted, as entries are
+    # that were read from a checkpoint.
+    log = [dict(sorted(entry.items())) for entry in trainer.state.log_history if {"loss", "eval_loss"} & entry.keys()]
     names = ("loss", "perplexity", "accuracy")
     evaluations = [{name: entry[f"eval_{name}"] for name in names} for entry in log if "eval_loss" in entry]
     scores = evaluations[-1] if evaluations else {}

@@ -84,10 +84,6 @@ class PretrainingArguments(TrainingArguments):
     refused: ClassVar = refused_by(FIXED, UNUSED)
 
     optimizer: Literal["adamw", "muon"] = field(default="adamw", metadata={"help": "see optimizers.py"})
-    muon_by_projection: bool = field(
-        default=False,
-        metadata={"help": "let muon take query, key and value, and gate and input, each as a matrix of its own"},
-    )
     schedule: Literal["cosine_to_floor", "linear", "constant", "wsd"] = field(
         default="cosine_to_floor", metadata={"help": "course of the learning rate after the warm-up; see optimizers.py"}
     )

@@ -112,6 +112,8 @@ def retrieval_from_documents(settings: OwnDocumentsSettings) -> Result:
     """
     # 1. Settings, including those of the training
     check_model_exists(settings.model, "model")
+    if settings.teacher is not None:
+        check_model_exists(settings.teacher, "teacher")
     local_files(settings.documents)
     learn = finetune_embeddings if settings.teacher is None else distil
     settings_of_keywords(learn.kinds, settings.training_settings(), learn.__name__)
@@ -293,7 +295,7 @@ def report(settings: OwnDocumentsSettings, held_out: HeldOutPairs, found: dict, 
     if not helped and settings.teacher is None:
         print("What may help: its teacher (`teacher`), more documents, real questions (`finetune_embeddings`).")
     if settings.teacher is not None:
-        print("An index of the teacher, which this model is asked for, finds more still: see `query_model` of `query`.")
+        print("An index of the teacher may find more still, with questions from this model: `query_model` of `query`.")
 
 
 def query_command(settings: OwnDocumentsSettings, scores: dict[str, float]) -> str:

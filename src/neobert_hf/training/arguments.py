@@ -88,6 +88,8 @@ def fix(arguments: TrainingArguments, fixed: dict[str, Any], unused: dict[str, s
     Raises:
         ValueError: naming a setting that the user gave another value, or a number out of its range.
     """
+    if arguments.output_dir == "":
+        raise ValueError("`output_dir` is an empty text: name a folder.")
     check_numbers(arguments, RANGES)
     # Transformers would look for an integration of the name None.
     arguments.report_to = arguments.report_to or "none"
