@@ -119,6 +119,7 @@ def read_manifest(folder: str | Path) -> Manifest:
 
     Raises:
         FileNotFoundError: if the folder is not prepared.
+        NotADirectoryError: if it is a file.
         ValueError: if preparation is unfinished.
     """
     manifest = Manifest.read(folder)

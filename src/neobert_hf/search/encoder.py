@@ -53,8 +53,7 @@ class EmbeddingSettings:
     @classmethod
     def of_index(cls, identity: dict) -> "EmbeddingSettings":
         """The settings that an index was made with."""
-        # An index of an earlier version has no `precision`.
-        return cls(**{setting.name: identity.get(setting.name) for setting in fields(cls)})
+        return cls(**{setting.name: identity[setting.name] for setting in fields(cls)})
 
     def check_like(self, name: str, identity: dict) -> None:
         """Refuse settings that an index was not made with, before the model is loaded.
@@ -63,7 +62,7 @@ class EmbeddingSettings:
             SettingsMismatch: naming them.
         """
         given = {key: value for key, value in vars(self).items() if key != "model" and value is not None}
-        check_same_index(name, {key: identity.get(key) for key in given}, given, identity["model"])
+        check_same_index(name, {key: identity[key] for key in given}, given, identity["model"])
 
 
 def check_same_index(name: str, stored: dict, current: dict, model: str) -> None:
