@@ -129,13 +129,14 @@ def check_code(folder: Path) -> str:
     """Check what loading with `trust_remote_code` would run: the installed code, and none that is elsewhere."""
     config = read_config(folder)
     auto_map = read_json(folder / "config.json").get("auto_map") or {}
-    if not auto_map and not list(folder.glob("*.py")):
+    module = contextual_neobert if config.model_type == "neobert_contextual" else modeling_neobert
+    files = [Path(module.__file__), *map(Path, get_relative_import_files(module.__file__))]
+    # Other Python files, such as the script that made the model, are never loaded.
+    if not auto_map and not any((folder / file.name).is_file() for file in files):
         raise Skip("no code in the folder: loading needs the installed package")
     for key, name in auto_map.items():
         if name != config.auto_classes.get(key):
             raise ValueError(f"`auto_map` of config.json names {name}, which is not part of this package")
-    module = contextual_neobert if config.model_type == "neobert_contextual" else modeling_neobert
-    files = [Path(module.__file__), *map(Path, get_relative_import_files(module.__file__))]
     for file in files:
         copy = folder / file.name
         if not copy.is_file():
