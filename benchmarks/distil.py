@@ -21,13 +21,9 @@ from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 
-import lancedb
 import numpy as np
-import pyarrow as pa
 import torch
 from datasets import Dataset
-from lancedb.index import FTS
-from lancedb.query import MatchQuery
 from runner import Settings, StoredRuns, medians, run_benchmark, table
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
@@ -43,6 +39,7 @@ from neobert_hf.cpu_neobert import pack_linear_layers
 from neobert_hf.distillation.teacher import states_alone
 from neobert_hf.embeddings.prompts import prompt_of
 from neobert_hf.modeling_neobert import NeoBERTModel
+from neobert_hf.search.keywords import bm25_shares, ndcg, ranks_of
 
 
 TEACHER, STATIC, BM25 = "teacher", "static vectors", "BM25"
@@ -83,18 +80,16 @@ class Retrieval:
     documents: list[str]
 
     @cached_property
-    def bm25_scores(self) -> np.ndarray:
-        """BM25, (queries, documents); 0 where they share no word."""
-        rows = pa.table({"number": range(len(self.documents)), "text": self.documents})
-        table = lancedb.connect("memory://").create_table("documents", rows)
-        # English stems, without stop words.
-        table.create_index("text", config=FTS())
-        scores = np.zeros((len(self.queries), len(self.documents)))
-        for query, row in zip(self.queries, scores):
-            found = table.search(MatchQuery(query, "text"), query_type="fts").select(["number", "_score"])
-            for hit in found.limit(len(self.documents)).to_list():
-                row[hit["number"]] = hit["_score"]
-        return scores
+    def bm25_shares(self) -> np.ndarray:
+        return bm25_shares(self.queries, self.documents)
+
+    def ndcg(self, scores: np.ndarray) -> np.ndarray:
+        """nDCG@10 of each query, by the scores of all documents (queries, documents).
+
+        If other documents have the same score, the right one counts as last: embeddings that are all alike find
+        nothing.
+        """
+        return ndcg(ranks_of(scores, np.arange(len(self.queries))))
 
 
 def read_retrievals(data: Path) -> dict[str, Retrieval]:
@@ -152,15 +147,6 @@ def far_sentences(teacher: SentenceTransformer, texts: list[str]) -> Retrieval:
     return Retrieval(queries, documents)
 
 
-def ndcg_at_10(scores: np.ndarray) -> float:
-    """nDCG@10 of (queries, documents), where the document with the query's number is the right one.
-
-    If other documents have the same score, the right one counts as last: embeddings that are all alike find nothing.
-    """
-    ranks = (scores >= scores.diagonal()[:, None]).sum(1) - 1
-    return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
-
-
 def static_model(teacher: SentenceTransformer) -> SentenceTransformer:
     """Token vectors as model2vec makes them (https://github.com/MinishLab/model2vec): 256 principal components of what
     the teacher says of single tokens, of which frequent ones, by Zipf's law the first of the vocabulary, weigh less."""
@@ -204,12 +190,12 @@ def score(
     found = {}
     for name, retrieval in retrievals.items():
         queries, documents = embed(model, "query", retrieval.queries), embed(model, "document", retrieval.documents)
-        found[name] = ndcg_at_10(queries @ documents.T)
+        found[name] = retrieval.ndcg(queries @ documents.T).mean()
         # As `VectorIndex.search_hybrid`, but over all documents.
-        keywords = retrieval.bm25_scores / np.maximum(retrieval.bm25_scores.max(1, keepdims=True), 1e-9)
-        found[f"{name}, with BM25"] = ndcg_at_10(queries @ documents.T + KEYWORD_WEIGHT * keywords)
+        both = queries @ documents.T + KEYWORD_WEIGHT * retrieval.bm25_shares
+        found[f"{name}, with BM25"] = retrieval.ndcg(both).mean()
         if name == "FOLDOC" and queries.shape[1] == index.shape[1]:
-            found[INDEX] = ndcg_at_10(queries @ index.T)
+            found[INDEX] = retrieval.ndcg(queries @ index.T).mean()
     found[NEWS] = similarity(model, Dataset.from_parquet(str(data / "sts_lee.parquet")))
     sections = data / "classification_debian_sections"
     parts = (Dataset.from_parquet(str(sections / f"{part}.parquet")) for part in ("train", "validation"))
@@ -265,7 +251,7 @@ def measure(settings: DistilSettings) -> dict:
     folders |= {TEACHER: settings.teacher, STATIC: settings.teacher}
     texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
     retrievals = read_retrievals(data) | {FAR: far_sentences(teacher, texts)}
-    scores = {BM25: {name: ndcg_at_10(retrieval.bm25_scores) for name, retrieval in retrievals.items()}}
+    scores = {BM25: {name: retrieval.ndcg(retrieval.bm25_shares).mean() for name, retrieval in retrievals.items()}}
     index = embed(teacher, "document", retrievals["FOLDOC"].documents)
     runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
     for name, model in models.items():

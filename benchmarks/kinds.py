@@ -26,7 +26,7 @@ from torch import nn
 import neobert_hf  # noqa: F401  (registers the architecture)
 
 
-ROUNDS, CUTOFF = 2_000, 10
+ROUNDS = 2_000
 ALONE, TOGETHER = "alone", "with BM25"
 WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index")
 # Of the teacher's six layers, as for the trained one in results/distil.md.
@@ -53,11 +53,11 @@ def measure(settings: KindsSettings) -> list[dict]:
     for file in sorted(Path(settings.data).glob("*.parquet")):
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
-        by_words = test.bm25_scores / test.bm25_scores.max(1, keepdims=True).clip(1e-9)
+        by_words = test.bm25_shares
         of_teacher = vectors(teacher, test)
-        alone = ndcg(of_teacher[0] @ of_teacher[1].T)
-        together = ndcg(of_teacher[0] @ of_teacher[1].T + KEYWORD_WEIGHT * by_words)
-        scores = {BM25: {ALONE: described(ndcg(by_words), alone)}}
+        alone = test.ndcg(of_teacher[0] @ of_teacher[1].T)
+        together = test.ndcg(of_teacher[0] @ of_teacher[1].T + KEYWORD_WEIGHT * by_words)
+        scores = {BM25: {ALONE: described(test.ndcg(by_words), alone)}}
         scores[TEACHER] = {ALONE: described(alone, alone), TOGETHER: described(together, together)}
         for name, model in models.items():
             queries, documents = vectors(model, test)
@@ -65,7 +65,7 @@ def measure(settings: KindsSettings) -> list[dict]:
             cosines[TOGETHER] = queries @ documents.T + KEYWORD_WEIGHT * by_words, together
             if documents.shape[1] == of_teacher[1].shape[1]:
                 cosines |= {WAYS[2]: (queries @ of_teacher[1].T, alone), WAYS[3]: (of_teacher[0] @ documents.T, alone)}
-            scores[name] = {way: described(ndcg(each), reference) for way, (each, reference) in cosines.items()}
+            scores[name] = {way: described(test.ndcg(each), reference) for way, (each, reference) in cosines.items()}
             print(f"{file.stem}, {name}: {scores[name]}", flush=True)
         found.append({"kind": file.stem, "queries": len(test.queries), "scores": scores})
     return found
@@ -84,12 +84,6 @@ def vectors(model: SentenceTransformer, test: Retrieval) -> tuple[np.ndarray, np
     """Of the queries and of the documents, of length 1."""
     options = {"normalize_embeddings": True, "batch_size": 16}
     return model.encode_query(test.queries, **options), model.encode_document(test.documents, **options)
-
-
-def ndcg(scores: np.ndarray) -> np.ndarray:
-    """nDCG@10 of each query, whose one right document has its number."""
-    ranks = (scores >= scores.diagonal()[:, None]).sum(1)
-    return np.where(ranks <= CUTOFF, 1 / np.log2(ranks + 1), 0.0)
 
 
 def described(found: np.ndarray, reference: np.ndarray) -> dict:

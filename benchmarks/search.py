@@ -27,6 +27,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, ModernB
 
 from neobert_hf import NeoBERTConfig
 from neobert_hf.search.encoder import EmbeddingSettings, PassageEncoder
+from neobert_hf.search.keywords import ndcg, ranks_of
 from neobert_hf.search.lancedb_index import LanceDBIndex
 from neobert_hf.search.passages import Passage
 from neobert_hf.search.precision import bits_of
@@ -73,24 +74,21 @@ def measure_vectors(settings: SearchSettings) -> list[dict]:
                 alone = [index.search(vector, 10) for vector in asked]
                 words = [index.search_hybrid(text, vector, 10, KEYWORD_WEIGHT) for text, vector in zip(queries, asked)]
                 row = {"data": Path(file).stem, "precision": name, "bytes": columns.nbytes / len(documents)}
-                row |= {"alone": ndcg(alone), "words": ndcg(words)}
+                row |= {"alone": mean_ndcg(alone), "words": mean_ndcg(words)}
                 row["folder"] = sum(each.stat().st_size for each in Path(folder).rglob("*") if each.is_file())
             found.append(row)
             print(row, flush=True)
         apart = np.unpackbits(bits_of(asked)[:, None] ^ bits_of(vectors)[None], axis=-1).sum(-1, dtype=np.int32)
-        ranks = (apart <= apart.diagonal()[:, None]).sum(1)
-        found.append({"data": Path(file).stem, "precision": "bits alone", "alone": gain(ranks)})
+        ranks = ranks_of(-apart, np.arange(len(queries)))
+        found.append({"data": Path(file).stem, "precision": "bits alone", "alone": ndcg(ranks).mean()})
     return found
 
 
-def ndcg(found: list) -> float:
+def mean_ndcg(found: list) -> float:
     """nDCG@10 where the right document of a query has its number."""
     ids = [[hit.document for hit in hits] for hits in found]
-    return gain(np.array([hits.index(str(row)) + 1 if str(row) in hits else 11 for row, hits in enumerate(ids)]))
-
-
-def gain(ranks: np.ndarray) -> float:
-    return float(np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean())
+    ranks = [hits.index(str(row)) + 1 if str(row) in hits else 11 for row, hits in enumerate(ids)]
+    return ndcg(np.array(ranks)).mean()
 
 
 def measure_rerankers() -> list[dict]:

@@ -109,6 +109,7 @@ BAD_SETTINGS = [
     ("dense", {"miner": "sparse", "negatives": 1}, ValueError, "`miner`.*SparseEncoder"),
     ("sparse", {"model": "dense"}, ValueError, "no trained MLM head"),
     ("reranker", {"model": "classifier"}, ValueError, "a classifier of 3 classes"),
+    ("reranker", {"teacher": "classifier"}, ValueError, "`teacher` is .*, a classifier of 3 classes"),
 ]
 
 
@@ -117,10 +118,10 @@ def test_bad_settings_and_models_are_refused_before_training(
     trained, settings, encoder, tmp_path, kind, change, error, message
 ):
     places = {"encoder": encoder, "nowhere": tmp_path / "nowhere", "classifier": tmp_path / "classifier"}
-    if change.get("model") == "classifier":
+    if "classifier" in change.values():
         AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=3).save_pretrained(places["classifier"])
         AutoTokenizer.from_pretrained(encoder).save_pretrained(places["classifier"])
-    for name in {"model", "guide", "miner"} & change.keys():
+    for name in {"model", "guide", "miner", "teacher"} & change.keys():
         given = change[name]
         change = change | {name: trained[given] / "model" if given in KINDS else places[given]}
     with pytest.raises(error, match=message):

@@ -12,7 +12,8 @@ from tests.search.conftest import unit_vectors  # noqa: E402
 
 
 pytestmark = pytest.mark.parametrize("place", ["weaviate"], indirect=True)
-IDENTITY = {"model": "some/model", "fingerprint": "abc", "dimension": 8, "query_prompt": 'say "it": é '}
+IDENTITY = {"model": "some/model", "fingerprint": "abc", "dimension": 8, "precision": None}
+IDENTITY |= {"query_prompt": 'say "it": é '}
 
 
 def passages(source: str, document: str, count: int, version: str = "1") -> list[Passage]:

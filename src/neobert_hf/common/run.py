@@ -47,7 +47,14 @@ def output_folder(
     sources: Inputs | None = None,
     setting: str = "output_dir",
 ) -> Iterator[None]:
-    """Keep a folder for one run while the block runs; see `check_inputs`, `folder_lock` and `mark_folder`."""
+    """Keep a folder for one run while the block runs; see `check_inputs`, `folder_lock` and `mark_folder`.
+
+    A URL of fsspec is marked, too, but nothing can lock it.
+    """
+    if "://" in str(folder):
+        mark_folder(folder, recipe, writes, setting)
+        yield
+        return
     check_inputs(folder, writes, inputs, sources, setting)
     with folder_lock(folder):
         if mark_folder(folder, recipe, writes, setting):
@@ -102,7 +109,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting: str = "output_dir") -> bool:
-    """Mark a folder as the output of a recipe. It need not exist, and may have the mark already.
+    """Mark a folder, or a URL of fsspec, as the output of a recipe. It need not exist, and may have the mark already.
 
     Returns:
         Whether it had the mark.
@@ -111,6 +118,8 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
         ValueError: if the folder is the output of another recipe, or has no mark and holds one of the names that the
             recipe writes.
     """
+    if "://" in str(folder):
+        return _mark_url(str(folder).rstrip("/"), recipe, writes, setting)
     folder = Path(folder)
     if folder.is_file():
         raise NotADirectoryError(f"`{setting}` is {str(folder)!r}, which is a file: give a folder.")
@@ -124,16 +133,16 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
     return mark is not None
 
 
-def mark_url(url: str, recipe: str, writes: Iterable[str]) -> None:
-    """Mark the `output_dir` at a URL of fsspec, which nothing can lock, as `mark_folder` does a local one."""
-    files, root = url_to_fs(url.rstrip("/"))
+def _mark_url(url: str, recipe: str, writes: Iterable[str], setting: str) -> bool:
+    files, root = url_to_fs(url)
     files.invalidate_cache()
     found = [os.path.basename(path) for path in (files.ls(root, detail=False) if files.isdir(root) else [])]
     mark = files.cat_file(f"{root}/{MARKER}") if MARKER in found else None
     found = sorted(name for name in found if _matches(name, writes))
-    if not _is_marked(url, mark, found, recipe, "output_dir"):
-        mark = json.dumps({"recipe": recipe}, indent=2) + "\n"
-        write_whole(f"{url.rstrip('/')}/{MARKER}", lambda file: file.write(mark.encode()))
+    if not _is_marked(url, mark, found, recipe, setting):
+        content = json.dumps({"recipe": recipe}, indent=2) + "\n"
+        write_whole(f"{url}/{MARKER}", lambda file: file.write(content.encode()))
+    return mark is not None
 
 
 def _is_marked(folder: str, mark: str | bytes | None, found: list[str], recipe: str, setting: str) -> bool:
@@ -142,8 +151,7 @@ def _is_marked(folder: str, mark: str | bytes | None, found: list[str], recipe: 
         raise ValueError(f"{folder} is the output of {other}: choose another `{setting}` for {recipe}.")
     if mark is None and found:
         raise ValueError(
-            f"{folder.rstrip('/')}/{found[0]} was not written by {recipe}, and would be replaced: choose another "
-            f"`{setting}`."
+            f"{folder}/{found[0]} was not written by {recipe}, and would be replaced: choose another `{setting}`."
         )
     return mark is not None
 

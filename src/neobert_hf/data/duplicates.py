@@ -9,7 +9,6 @@ and row, stays. A text that shares 13 words in a row with an evaluation text is 
 import json
 import re
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from scipy.sparse.csgraph import connected_components
 from neobert_hf.common.files import absolute, write_whole
 from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.common.run import identity_of, mark_url, output_folder
+from neobert_hf.common.run import identity_of, output_folder
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, read_texts, sizes_of
 from neobert_hf.data.preparing import REMOVED
@@ -83,12 +82,9 @@ def deduplicate(settings: DeduplicateArguments) -> Result:
     Returns:
         `output`: the folder or URL of the texts that stay; `scores`: how many rows are in each of `STATES`.
     """
-    # 1. A folder that no other run writes; at a URL nothing can be locked
+    # 1. A folder that no other run writes
     writes, sources = ("signatures", "texts"), {"source": settings.source, "evaluation": settings.evaluation}
-    folder = output_folder(settings.output_dir, "deduplicate", writes, {}, sources)
-    if at_url := "://" in settings.output_dir:
-        mark_url(settings.output_dir, "deduplicate", writes)
-    with nullcontext() if at_url else folder:
+    with output_folder(settings.output_dir, "deduplicate", writes, {}, sources):
         # 2. A plan of parts, and the runs of words in the evaluation texts
         plan, engine = plan_parts(settings.source, settings.rows_per_part), (settings.workers, settings.ray)
         parts = plan_parts(settings.evaluation, settings.rows_per_part)

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -27,7 +27,7 @@ from neobert_hf.common.files import absolute, write_parquet
 from neobert_hf.common.fingerprints import tokenizer_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.common.run import check_same_identity, identity_of, mark_url, output_folder
+from neobert_hf.common.run import check_same_identity, identity_of, output_folder
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import load_tokenizer
 from neobert_hf.data.held_out import is_held_out
@@ -121,12 +121,10 @@ def prepare_data(settings: PrepareArguments) -> Result:
         SettingsMismatch: if it was begun with other settings, or the source has another size now.
         ValueError: if tokenizer and text do not fit each other, or the text is no corpus.
     """
-    # 1. A folder that no other run writes; at a URL nothing can be locked
+    # 1. A folder that no other run writes
     writes, inputs = (MANIFEST, TOKENIZER, RECORDS, "shard-*"), {"tokenizer": settings.tokenizer}
     folder = output_folder(settings.output_dir, "prepare_data", writes, inputs, {"source": settings.source})
-    if at_url := "://" in settings.output_dir:
-        mark_url(settings.output_dir, "prepare_data", writes)
-    with nullcontext() if at_url else folder, as_file(settings.source) as source:
+    with folder, as_file(settings.source) as source:
         # 2. The tokenizer, and what the shards depend on
         settings, output = replace(settings, source=source), absolute(settings.output_dir.rstrip("/"))
         tokenizer = load_fast_tokenizer(settings)

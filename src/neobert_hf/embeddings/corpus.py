@@ -16,7 +16,7 @@ from neobert_hf.common.files import absolute, write_parquet
 from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.common.paths import check_model_exists
 from neobert_hf.common.recipe import Result, recipe
-from neobert_hf.common.run import check_inputs, identity_of, mark_folder, mark_url
+from neobert_hf.common.run import check_inputs, identity_of, mark_folder
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, sizes_of
 from neobert_hf.data.sources import Source, as_dataset, is_table, list_of
@@ -80,13 +80,11 @@ def embed(settings: EmbedSettings, corpus: CorpusSettings) -> Result:
     """
     # 1. A plan of parts; workers read a table in memory from a file beside the vectors
     check_model_exists(corpus.model, "model")
-    if "://" in settings.output_dir:
-        if any(map(is_table, settings.source)):
-            raise ValueError("`source` is a table in memory, and `output_dir` a URL: write the table as Parquet first.")
-        mark_url(settings.output_dir, "embed", WRITES)
-    else:
+    if "://" not in settings.output_dir:
         check_inputs(settings.output_dir, WRITES, {"model": corpus.model}, {"source": settings.source})
-        mark_folder(settings.output_dir, "embed", WRITES)
+    elif any(map(is_table, settings.source)):
+        raise ValueError("`source` is a table in memory, and `output_dir` a URL: write the table as Parquet first.")
+    mark_folder(settings.output_dir, "embed", WRITES)
     sources = [
         write_table(source, Path(settings.output_dir, f"table-{number}.parquet")) if is_table(source) else source
         for number, source in enumerate(settings.source)

@@ -149,9 +149,15 @@ def check_trained(path: str, setting: str, trust_remote_code: bool = False) -> N
 
 
 def check_reranker(path: str, setting: str, trust_remote_code: bool = False) -> None:
-    """Refuse a model that is no reranker (cross-encoder)."""
+    """Refuse a model that is no reranker: a cross-encoder that gives one score."""
     if (kind := kind_of(path, trust_remote_code, setting)) != "CrossEncoder":
         raise ValueError(f"`{setting}` is {path}, which is {kind or 'an encoder'}; it must be a CrossEncoder.")
+    classes = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).num_labels
+    if classes != 1:
+        raise ValueError(
+            f"`{setting}` is {path}, a classifier of {classes} classes, and a reranker gives one score: name another, "
+            "or an encoder to train one."
+        )
 
 
 def load_trained_model(path: str, setting: str, trust_remote_code: bool = False) -> SentenceTransformer:

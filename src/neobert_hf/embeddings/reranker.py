@@ -22,7 +22,7 @@ from neobert_hf.common.settings import check_numbers
 from neobert_hf.embeddings.arguments import EmbeddingArguments, MiningSettings
 from neobert_hf.embeddings.datasets import PairDataset, TrainingData, positives_of_queries
 from neobert_hf.embeddings.mining import add_mined_negatives
-from neobert_hf.embeddings.models import build
+from neobert_hf.embeddings.models import build, check_reranker, kind_of
 from neobert_hf.embeddings.recipe import PairTraining, prepare_training
 from neobert_hf.embeddings.trainer import RerankerTrainer
 from neobert_hf.training.adapters import LoraArguments
@@ -71,6 +71,8 @@ def train_reranker(settings: RerankerSettings, arguments: EmbeddingArguments) ->
     """
     # 1. Data and the checkpoint to go on from
     with prepare_training("train_reranker", settings, arguments) as training:
+        if kind_of(settings.model, settings.trust_remote_code) == "CrossEncoder":
+            check_reranker(settings.model, "model", settings.trust_remote_code)
         scored = check_scores(training)
 
         # 2. Hard negatives for the datasets that have none, found by a model that reads the instructions
@@ -83,11 +85,6 @@ def train_reranker(settings: RerankerSettings, arguments: EmbeddingArguments) ->
 
         # 4. Model, loss and evaluation
         model = build(CrossEncoder, settings.model, settings.max_length, settings.trust_remote_code)
-        if model.num_labels != 1:
-            raise ValueError(
-                f"{settings.model} is a classifier of {model.num_labels} classes, and a reranker gives one score: give "
-                "an encoder, such as `AutoModel.from_pretrained(...).save_pretrained(...)` makes of it."
-            )
         if scored:
             # The model gives the numbers that it learned, not their sigmoid.
             model.activation_fn = torch.nn.Identity()
@@ -138,8 +135,6 @@ def add_scores(training: PairTraining) -> None:
 def score_pairs(settings: RerankerSettings, dataset: PairDataset, file: Path) -> None:
     """Store the rows of a dataset with the teacher's logits. An interruption loses one part of the rows at most."""
     teacher = CrossEncoder(settings.teacher, trust_remote_code=settings.trust_remote_code)
-    if teacher.num_labels != 1:
-        raise ValueError(f"`teacher` is {settings.teacher}, a classifier of {teacher.num_labels} classes.")
     folder, parts = file.with_suffix(".parts"), []
     for start in range(0, len(dataset.rows), ROWS_OF_PART):
         part = folder / f"{start:09}.parquet"

@@ -31,6 +31,6 @@ def ranks_of(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
     return (scores >= np.take_along_axis(scores, right[:, None], 1)).sum(1)
 
 
-def ndcg(ranks: np.ndarray, cutoff: int = 10) -> float:
-    """The mean nDCG of queries with one right document each, at these ranks."""
-    return float(np.where(ranks <= cutoff, 1 / np.log2(ranks + 1), 0.0).mean())
+def ndcg(ranks: np.ndarray, cutoff: int = 10) -> np.ndarray:
+    """The nDCG of each query, whose one right document has this rank."""
+    return np.where(ranks <= cutoff, 1 / np.log2(ranks + 1), 0.0)

@@ -68,7 +68,7 @@ class LanceDBIndex(VectorIndex):
             "int8": {"bits": pa.list_(pa.uint8(), -(-dimension // 8)), "vector": pa.list_(pa.int8(), dimension)},
             "binary": {"bits": pa.list_(pa.uint8(), -(-dimension // 8))},
         }
-        vectors = [pa.field(name, kind) for name, kind in types[identity.get("precision")].items()]
+        vectors = [pa.field(name, kind) for name, kind in types[identity["precision"]].items()]
         schema = pa.schema([*texts, *numbers, *vectors], {IDENTITY_KEY: json.dumps(identity)})
         mode = "overwrite" if (self.folder / f"{TABLE}.lance").exists() else "create"
         self.table = lancedb.connect(self.folder).create_table(TABLE, schema=schema, mode=mode)

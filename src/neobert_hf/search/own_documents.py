@@ -153,7 +153,7 @@ def retrieval_from_documents(settings: OwnDocumentsSettings) -> Result:
         report(settings, held_out, found, helped, verdict)
     scores, before = (scores_of(found[name]) for name in ("after" if helped else "before", "before"))
     print(f"Ask it:\n  {query_command(settings, scores)}")
-    baseline = {"ndcg_at_10": ndcg(found["before"]["words"])}
+    baseline = {"ndcg_at_10": ndcg(found["before"]["words"]).mean()}
     return Result(Path(model), scores, before, baseline, output=settings.output / "index")
 
 
@@ -277,13 +277,14 @@ def index_documents(settings: OwnDocumentsSettings, model: str | Path) -> None:
 
 
 def scores_of(ranks: dict[str, np.ndarray]) -> dict[str, float]:
-    return {"ndcg_at_10": ndcg(ranks["alone"]), "ndcg_at_10_with_words": ndcg(ranks["with_words"])}
+    names = {"alone": "ndcg_at_10", "with_words": "ndcg_at_10_with_words"}
+    return {name: ndcg(ranks[way]).mean() for way, name in names.items()}
 
 
 def report(settings: OwnDocumentsSettings, held_out: HeldOutPairs, found: dict, helped: bool, verdict: str) -> None:
     """Print nDCG@10 of the held-out pairs before and after, alone and with BM25, and write it to `report.json`."""
     scores = {words: scores_of(found[name]) for name, words in STAGES.items()}
-    words = ndcg(found["before"]["words"])
+    words = ndcg(found["before"]["words"]).mean()
     file = settings.output / "report.json"
     counts = {"queries": len(held_out.queries), "texts": len(held_out.texts)}
     write_json(file, counts | {"bm25": words, "models": scores, "indexed": STAGES["after" if helped else "before"]})

@@ -42,7 +42,7 @@ class WeaviateIndex(VectorIndex):
             self.identity = json.loads(description)[IDENTITY_KEY]
 
     def create(self, identity: dict) -> None:
-        if identity.get("precision") is not None:
+        if identity["precision"] is not None:
             raise VectorIndexError("`precision` is for LanceDB: leave it out, and set a quantizer on the server.")
         hnsw = Configure.VectorIndex.hnsw(distance_metric=VectorDistances.COSINE)
         # Ids are compared as a whole and not by their words.
