@@ -154,6 +154,12 @@ def greet(settings: Settings, paths: Paths) -> tuple:
     return settings, paths
 
 
+def test_a_script_of_its_own_prints_its_settings_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_config(Settings, args=["--help"])
+    assert not ended.value.code and "--limit" in capsys.readouterr().out
+
+
 def test_keywords_are_settings_as_flags_are(tmp_path):
     called = recipe(greet)
     (tmp_path / "settings.yaml").write_text("rate: 1e-3\nsteps: 7\n")

@@ -113,6 +113,10 @@ def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[
         `(settings,) = parse_config(DemoArguments, args=["--config", "configs/demo.yaml", "--max_steps", "5"])`
     """
     args = list(sys.argv[1:] if args is None else args)
+    if {"-h", "--help"} & set(args):
+        # A script of its own, such as examples/demo.py; `neobert-hf` has printed the help of a command before this.
+        print(help_text(kinds))
+        sys.exit()
     words = list(takewhile(lambda word: not word.startswith("-"), args))[: len(positional)]
     args = [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
     parser = SettingsParser(kinds)
