@@ -1,11 +1,13 @@
 """What each step of a newer way to pretrain is worth to a small model, and what few steps of BERT's masks mend.
 
     python benchmarks/data.py --output_dir data/benchmark
-    python benchmarks/recipe.py --bf16 true            # an hour of a CPU core; without AVX512-BF16 leave --bf16 out
+    python benchmarks/recipe.py --bf16 true --seeds 3                # without AVX512-BF16 leave --bf16 out
+    python benchmarks/recipe.py --bf16 true --steps 8000 --runs cosine stable "linear decay"
 
-Every run is the recipe `pretrain` with `configs/pretrain/small.yaml` and the settings in `RUNS`. Runs of a seed have
-the same initial weights, text, order and masks. A stage goes on from a checkpoint of another run. An interrupted
-command goes on when it is run again: what was measured is in results/single_runs/recipe.json.
+480 steps take three minutes of a CPU core, 8,000 an hour. Every run is the recipe `pretrain` with
+`configs/pretrain/small.yaml` and the settings in `RUNS`. Runs of a seed have the same initial weights, text, order and
+masks. A decay goes on from a checkpoint of another run. An interrupted command goes on when it is run again, and the
+page holds the runs of all commands, which are kept in results/single_runs/recipe.json.
 """
 
 import shutil
@@ -13,43 +15,45 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars
+from distil import Retrieval
 from runner import ROOT, Settings, StoredRuns, difference, run_benchmark, table
+from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
 from transformers import AutoTokenizer, DataCollatorWithFlattening
-from worth import encode, fine_tune, read_parts
+from worth import RATES, encode, fine_tune, read_parts
 
 from neobert_hf.data import prepare_data
 from neobert_hf.data.batches import HeldOutBatchSampler
 from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.documents import PreparedDocuments
+from neobert_hf.embeddings import finetune_embeddings
 from neobert_hf.hub.averaging import average
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining import pretrain
 
 
 TOKENIZER = ROOT / "benchmarks/models/small"
-# Steps of 2,048 tokens, and those of a decay.
-STEPS, DECAY = 480, 96
+# Checkpoints are kept of the last 9 of so many parts of a run.
+PARTS = 20
 ALL_MASK = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
-BERT_MASKS = {"mask_replace_prob": 0.8, "random_replace_prob": 0.1}
 PAPER = ALL_MASK | {"optimizer": "adamw", "learning_rate": 2e-3}
+WSD = {"schedule": "wsd", "decay_steps": 0.2, "decay_shape": "linear"}
 # Sources whose text was edited: of this corpus those that are neither generated nor lists.
 EDITED = ("python-docs", "state-of-the-union", "brown-corpus", "moby-dick", "debian-docs")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A run: its settings; the run that it goes on from and after how many steps; checkpoints that are averaged."""
+    """A run: its settings; the run that it goes on from, after how many of its parts; or parts that are averaged."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     start: str | None = None
@@ -57,91 +61,83 @@ class Variant:
     averaged: tuple[int, ...] = ()
 
 
-def decay(start: str, steps: int = DECAY, **settings: Any) -> Variant:
-    """The last steps of a run, in which the rate falls to 0."""
-    course = {"schedule": "wsd", "decay_steps": 1.0, "warmup_steps": 0, "max_steps": steps, "continue_optimizer": True}
-    return Variant(course | settings, start, STEPS - steps)
+def decay(start: str, parts: int = 4, **settings: Any) -> Variant:
+    """The last parts of a run, in which the rate falls to 0."""
+    course = {"schedule": "wsd", "decay_steps": 1.0, "warmup_steps": 0, "continue_optimizer": True}
+    return Variant(course | settings, start, PARTS - parts)
 
 
-STABLE = {"schedule": "constant", "save_steps": 24, "save_total_limit": 9}
-# The run that decays go on from.
-TRUNK = "before the decay"
 RUNS = {
-    TRUNK: Variant({"schedule": "constant", "max_steps": STEPS - DECAY, "save_steps": STEPS - DECAY}),
     "paper": Variant(PAPER),
+    "paper, 4e-3": Variant(PAPER | {"learning_rate": 4e-3}),
     "cosine": Variant(),
     "cosine, 8e-3": Variant({"learning_rate": 8e-3}),
-    "stable": Variant(STABLE),
-    "mean of 5": Variant(start="stable", averaged=(384, 408, 432, 456, 480)),
-    "mean of 9": Variant(start="stable", averaged=tuple(range(288, 481, 24))),
-    "decay": decay(TRUNK),
-    "linear decay": decay(TRUNK, decay_shape="linear"),
-    "linear decay, fewer masks": decay(TRUNK, decay_shape="linear", final_mlm_probability=0.05),
-    "linear decay, edited text": decay(TRUNK, decay_shape="linear", train_data="train_edited"),
-    "stable, all [MASK]": Variant(STABLE | ALL_MASK),
-    "decay, all [MASK]": decay("stable, all [MASK]", **ALL_MASK),
-    "decay of 20%, 80/10/10": decay("stable, all [MASK]"),
-    "decay of 10%, 80/10/10": decay("stable, all [MASK]", STEPS // 10),
-    "decay of 5%, 80/10/10": decay("stable, all [MASK]", STEPS // 20),
+    "stable": Variant({"schedule": "constant"}),
+    "mean of 5": Variant(start="stable", averaged=(16, 17, 18, 19, 20)),
+    "mean of 9": Variant(start="stable", averaged=tuple(range(12, 21))),
+    "decay": decay("stable"),
+    "linear decay": decay("stable", decay_shape="linear"),
+    "linear decay, fewer masks": decay("stable", decay_shape="linear", final_mlm_probability=0.05),
+    "linear decay, edited text": decay("stable", decay_shape="linear", train_data="train_edited"),
+    "speed run": Variant(WSD),
+    "speed run, 8e-3": Variant(WSD | {"learning_rate": 8e-3}),
+    "speed run, masks fall": Variant(WSD | {"mlm_probability": 0.3, "final_mlm_probability": 0.1}),
+    "stable, all [MASK]": Variant({"schedule": "constant"} | ALL_MASK),
+    "linear decay, all [MASK]": decay("stable, all [MASK]", decay_shape="linear", **ALL_MASK),
+    "20%, 80/10/10": decay("stable, all [MASK]", decay_shape="linear"),
+    "10%, 80/10/10": decay("stable, all [MASK]", 2, decay_shape="linear"),
+    "5%, 80/10/10": decay("stable, all [MASK]", 1, decay_shape="linear"),
 }
-# What is compared over several seeds, and the starts whose tags are fine-tuned, as worth.py does.
-DECISIVE = ("cosine", "linear decay")
-TUNED = ("decay", "decay, all [MASK]", "decay of 20%, 80/10/10")
-TAGGED, RATE_OF_TAGS = (100, 3000), 1e-3
-# The rows of projections are from before Muon always took them apart.
-WHOLE_MATRICES = (
-    "In the rows with 'Muon by projection' it took query, key, value, gate and input each as a matrix, in the others "
-    "the fused matrices whole. It always takes them apart now, since it gained in all four pairs of runs and cost no "
-    "time, though three seeds that gain so differently leave an interval with 0 in it."
-)
 TITLES = {
     "paper": "as in the paper: all [MASK], AdamW at 2e-3, cosine",
-    "cosine": "`small.yaml` of today: 80/10/10, Muon at 4e-3, cosine",
-    "cosine, 8e-3": "cosine, a peak of 8e-3",
-    "cosine, projections": "cosine, Muon by projection",
-    "stable": "stable, no decay",
-    "mean of 5": "stable, the mean of 5 checkpoints of the last 20%",
-    "mean of 9": "stable, the mean of 9 checkpoints of the last 40%",
-    "decay": "stable, decay of 1 - sqrt",
-    "linear decay": "stable, linear decay",
-    "linear decay, fewer masks": "stable, linear decay, masks from 20% to 5% in it",
-    "linear decay, edited text": "stable, linear decay on edited text",
-    "linear decay, projections": "stable, linear decay, Muon by projection",
+    "paper, 4e-3": "the same at 4e-3",
+    "cosine": "80/10/10, Muon at 4e-3, cosine",
+    "cosine, 8e-3": "the same at 8e-3",
+    "stable": "80/10/10, Muon at 4e-3, stable",
+    "mean of 5": "the mean of its checkpoints of the last 20%",
+    "mean of 9": "the mean of its checkpoints of the last 40%",
+    "decay": "its last 20% decay by 1 - sqrt",
+    "linear decay": "its last 20% decay linearly",
+    "linear decay, fewer masks": "the same, with masks from 20% to 5% in it",
+    "linear decay, edited text": "the same, on edited text",
+    "speed run": "stable and linear decay in one run",
+    "speed run, 8e-3": "the same at 8e-3",
+    "speed run, masks fall": "stable and linear decay in one run, masks from 30% to 10% throughout",
+    "stable, all [MASK]": "all [MASK], stable",
+    "linear decay, all [MASK]": "its last 20% decay linearly",
+    "20%, 80/10/10": "the same, with 80/10/10 in it",
+    "10%, 80/10/10": "with 80/10/10 in a decay of 10%",
+    "5%, 80/10/10": "with 80/10/10 in a decay of 5%",
 }
-MASKS = {
-    "decay": "80/10/10 from the first step on",
-    "stable, all [MASK]": "all [MASK], no decay",
-    "decay, all [MASK]": "all [MASK]",
-    "decay of 20%, 80/10/10": "all [MASK], then 80/10/10 for 20%",
-    "decay of 10%, 80/10/10": "all [MASK], then 80/10/10 for 10%",
-    "decay of 5%, 80/10/10": "all [MASK], then 80/10/10 for 5%",
-}
-
-
-# The row that others are compared with, since it has most seeds.
+# The row that others are compared with, seed by seed.
 BASE = "linear decay"
+# Labelled sentences for the fine-tuning on tags, and the steps on pairs of FOLDOC of the embedding run.
+TAGGED, PAIR_STEPS = (100, 3000), 150
 SPEED_RUN = (
-    ("2026-11-29", "cosine", "`small.yaml` with `--max_steps 480`: a cosine"),
-    ("2026-11-29", "linear decay", "a stable rate, and a linear decay over the last fifth"),
-    ("2026-11-29", "linear decay, projections", "Muon takes query, key, value, gate and input each as a matrix"),
+    ("2026-11-29", "5.808", "`small.yaml` with `--max_steps 480`: a cosine"),
+    ("2026-11-29", "5.504", "a stable rate, and a linear decay over the last fifth"),
+    ("2026-11-29", "5.461", "Muon takes query, key, value, gate and input each as a matrix"),
 )
 
 
 @dataclass(kw_only=True)
 class RecipeSettings(Settings):
-    data: str = field(
-        default="data/benchmark",
-        metadata={"help": "folder with text/, pos_brown/ and classification_debian_sections/", "path": True},
-    )
+    data: str = field(default="data/benchmark", metadata={"help": "folder that data.py wrote", "path": True})
     output_dir: str = field(default="runs/recipe", metadata={"help": "prepared text, and runs"})
     bf16: bool = field(default=False, metadata={"help": "train in bfloat16 autocast"})
+    steps: int = field(default=480, metadata={"help": "of 2,048 tokens, of each whole run; a multiple of 20"})
+    seeds: int = field(default=1, metadata={"help": "runs of each kind"})
+    runs: list[str] = field(default_factory=lambda: [*RUNS], metadata={"help": "kinds of runs"})
+    tuned: list[str] = field(
+        default_factory=list, metadata={"help": "kinds that are also fine-tuned on tags and on pairs, seed 0"}
+    )
 
 
-def prepare(text: str, data: Path) -> None:
+def prepare(data: Path, output: Path) -> None:
     """Windows of 256 tokens to train on, also of edited text, and held-out documents of up to 1,024."""
-    edited = data / "edited.parquet"
+    text, edited = data / "text", output / "edited.parquet"
     if not edited.exists():
-        data.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
         rows = Dataset.from_parquet(f"{text}/train.parquet")
         rows.filter(lambda row: row["source"] in EDITED).to_parquet(edited)
     for name, source, options in (
@@ -149,30 +145,34 @@ def prepare(text: str, data: Path) -> None:
         ("train_edited", str(edited), {"max_length": 256, "long_documents": "split"}),
         ("validation_long", f"{text}/validation.parquet", {"max_length": 1024}),
     ):
-        common = {"tokenizer": TOKENIZER, "output_dir": data / name, "documents_per_shard": 1000}
+        common = {"tokenizer": TOKENIZER, "output_dir": output / name, "documents_per_shard": 1000}
         prepare_data(source=source, **common, **options)
 
 
-def folder_of(name: str, seed: int, output: Path) -> Path:
-    return output / f"{name}, seed {seed}".replace("/", " ")
-
-
-def train(folder: Path, variant: Variant, seed: int, output: Path, bf16: bool) -> Path:
+def train(name: str, seed: int, settings: RecipeSettings) -> Path:
     """Train, or average, unless this has been done, and return the model's folder."""
-    start = variant.start and folder_of(variant.start, seed, output)
-    steps = variant.averaged or (variant.after,)
-    if start and not all((start / f"checkpoint-{step}").exists() for step in steps):
-        train(start, RUNS[variant.start], seed, output, bf16)
+    variant, output = RUNS[name], Path(settings.output_dir)
+
+    def folder_of(name: str) -> Path:
+        return output / f"{settings.steps} steps" / f"{name}, seed {seed}".replace("/", " ")
+
+    def checkpoint(part: int) -> Path:
+        return folder_of(variant.start) / f"checkpoint-{settings.steps * part // PARTS}"
+
+    if variant.start and not all(checkpoint(part).exists() for part in variant.averaged or (variant.after,)):
+        train(variant.start, seed, settings)
     if variant.averaged:
-        shutil.rmtree(folder, ignore_errors=True)
-        return average(models=[str(start / f"checkpoint-{step}") for step in steps], output=str(folder)).model
+        shutil.rmtree(folder_of(name), ignore_errors=True)
+        models = [str(checkpoint(part)) for part in variant.averaged]
+        return average(models=models, output=str(folder_of(name))).model
     own = variant.settings | {"train_data": output / "data" / variant.settings.get("train_data", "train")}
-    if start:
+    if variant.start:
         # Another order than from the beginning, or the stage would read the first documents again.
-        own |= {"init_from": start / f"checkpoint-{variant.after}", "seed": seed + 100}
-    common = {"config": ROOT / "configs/pretrain/small.yaml", "output_dir": folder, "seed": seed, "max_steps": STEPS}
-    common |= {"use_cpu": True, "bf16": bf16, "eval_strategy": "no", "save_steps": STEPS, "report_to": "none"}
-    quiet = {"disable_tqdm": True, "validation_data": None}
+        own |= {"init_from": checkpoint(variant.after), "seed": seed + 100}
+    common = {"config": ROOT / "configs/pretrain/small.yaml", "output_dir": folder_of(name), "seed": seed}
+    common |= {"max_steps": settings.steps * (PARTS - variant.after) // PARTS, "save_steps": settings.steps // PARTS}
+    common |= {"save_total_limit": 9, "use_cpu": True, "bf16": settings.bf16, "eval_strategy": "no"}
+    quiet = {"report_to": "none", "disable_tqdm": True, "validation_data": None}
     return pretrain(**common | quiet | own).model
 
 
@@ -247,96 +247,110 @@ def judge(folder: Path, settings: RecipeSettings) -> dict[str, float]:
     return probes | held_out_losses(model, Path(settings.output_dir) / "data/validation_long")
 
 
-JUDGED = [name for name in RUNS if name != TRUNK]
+def embed(start: Path, name: str, settings: RecipeSettings) -> float:
+    """nDCG@10 of the search in FOLDOC after some steps on its pairs."""
+    data, output = Path(settings.data), Path(settings.output_dir, f"{settings.steps} steps", f"{name}, pairs")
+    pairs = {"pairs": data / "pairs/foldoc.parquet", "query": "query", "positive": "positive"}
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "eval_strategy": "no"}
+    common = {"config": ROOT / "configs/embeddings/small.yaml", "datasets": None, "max_steps": PAIR_STEPS}
+    folder = finetune_embeddings(model=start, output_dir=output, **pairs, **common, **quiet).model
+    rows = Dataset.from_parquet(str(data / "retrieval_foldoc_test.parquet"))
+    test, model = Retrieval(rows["query"][:], rows["document"][:]), SentenceTransformer(str(folder), device="cpu")
+    return float(test.ndcg(model.encode_query(test.queries) @ model.encode_document(test.documents).T).mean())
 
 
 def measure(settings: RecipeSettings) -> dict:
-    """By run and seed, what `judge` finds; and by start and number of sentences, the tags that are right."""
+    """By steps, run and seed, what `judge` finds; and of some runs what is right after fine-tuning."""
     disable_progress_bars()
-    output = Path(settings.output_dir)
-    found, tuned = ({name: {} for name in names} for names in (JUDGED, TUNED))
-    runs = StoredRuns(Path(settings.results) / "single_runs" / "recipe.json")
-    prepare(str(Path(settings.data) / "text"), output / "data")
+    data, kept = Path(settings.data), StoredRuns(Path(settings.results) / "single_runs" / "recipe.json")
+    prepare(data, Path(settings.output_dir) / "data")
 
     def run(name: str, seed: int) -> dict[str, float]:
         start = time.process_time()
-        model = train(folder_of(name, seed, output), RUNS[name], seed, output, settings.bf16)
+        model = train(name, seed, settings)
         seconds = time.process_time() - start
         return {"core_seconds": seconds, **judge(model, settings)}
 
-    def tag(name: str, rows: int) -> dict[str, float]:
-        start = train(folder_of(name, 0, output), RUNS[name], 0, output, settings.bf16)
-        return fine_tune(start, True, tags_of(Path(settings.data)), rows, RATE_OF_TAGS, 0)
+    def tune(name: str) -> dict[str, float]:
+        start, parts = train(name, 0, settings), tags_of(data)
+        found = {"FOLDOC": embed(start, name, settings)}
+        for rows in TAGGED:
+            tried = [fine_tune(start, True, parts, rows, rate, 0) for rate in RATES]
+            found[f"{rows:,} sentences"] = 100 * max(tried, key=lambda scores: scores["development"])["test"]
+        return found
 
-    for seed, name in [(0, name) for name in JUDGED] + [(seed, name) for seed in (1, 2) for name in DECISIVE]:
-        key = f"{name}; {STEPS} and {DECAY} steps; seed {seed}"
-        found[name][str(seed)] = runs.result(key, partial(run, name, seed))
-        print(key, found[name][str(seed)], flush=True)
-    for rows, name in product(TAGGED, TUNED):
-        key = f"{name}; {STEPS} and {DECAY} steps; {rows} sentences"
-        tuned[name][str(rows)] = 100 * runs.result(key, partial(tag, name, rows))["test"]
-        print(key, tuned[name], flush=True)
-    return {"runs": found, "tags": tuned, "places": runs.places()}
+    for name, seed in ((name, seed) for seed in range(settings.seeds) for name in settings.runs):
+        key = f"{settings.steps} steps; seed {seed}; {name}"
+        print(key, kept.result(key, partial(run, name, seed)), flush=True)
+    for name in settings.tuned:
+        key = f"{settings.steps} steps; tuned; {name}"
+        print(key, kept.result(key, partial(tune, name)), flush=True)
+    found: dict[str, dict] = {"runs": {}, "tuned": {}}
+    for key in kept.runs:
+        steps, which, name = key.split("; ")
+        part = found["tuned" if which == "tuned" else "runs"].setdefault(steps.split()[0], {})
+        if which == "tuned":
+            part[name] = kept.result(key, dict)
+        else:
+            part.setdefault(name, {})[which.split()[1]] = kept.result(key, dict)
+    return {**found, "places": kept.places()}
 
 
-def row_of(name: str, runs: dict[str, dict]) -> list[str]:
-    """The held-out losses of a run, what they differ by from `BASE`, seed by seed, and the means of the rest."""
-    own, base = runs[name], runs[BASE]
+def row_of(own: dict[str, dict], base: dict[str, dict]) -> list[str]:
+    """The held-out losses of a run, what they differ by from `base`, seed by seed, and the means of the rest."""
     pairs = [(own[seed]["loss"], base[seed]["loss"]) for seed in own if seed in base]
-    change = difference(*zip(*pairs), 3) if len(pairs) > 1 else f"{pairs[0][0] - pairs[0][1]:+.3f}"
-    change = "-" if name == BASE else change
+    change = difference(*zip(*pairs), 3) if len(pairs) > 1 else "".join(f"{one - two:+.3f}" for one, two in pairs)
     keys = ("loss_513_to_1024", "tags", "sections")
     far, *probes = [statistics.fmean(run[key] for run in own.values()) for key in keys]
-    losses = ", ".join(f"{run['loss']:.3f}" for run in own.values())
-    return [losses, change, f"{far:.3f}", *(f"{share:.1f}" for share in probes)]
+    losses = ", ".join(f"{own[seed]['loss']:.3f}" for seed in sorted(own))
+    return [losses, "-" if own is base else change, f"{far:.3f}", *(f"{share:.1f}" for share in probes)]
+
+
+def tables_of(steps: str, found: dict) -> list[str]:
+    """What runs of so many steps learned, and what those that were fine-tuned can do."""
+    runs, tuned = found["runs"][steps], found["tuned"].get(steps, {})
+    columns = ["nats of each seed", "difference", "nats of tokens 513 to 1,024", "tags", "sections"]
+    rows = [[TITLES[name], *row_of(runs[name], runs.get(BASE, {}))] for name in TITLES if name in runs]
+    paragraphs = [f"## {int(steps):,} steps, {int(steps) * 2048 / 1e6:.1f} million tokens", table(["", *columns], rows)]
+    if tuned:
+        heads = next(iter(tuned.values()))
+        cells = [[TITLES[name], *(tuned[name][head] for head in heads)] for name in TITLES if name in tuned]
+        heads = ["", *(f"tags, {head}" if "sentences" in head else f"{head}, nDCG@10" for head in heads)]
+        shares = [[name, f"{first:.3f}", *(f"{share:.1f}" for share in rest)] for name, first, *rest in cells]
+        paragraphs += ["Fine-tuned, seed 0:", table(heads, shares)]
+    return paragraphs
 
 
 def page(found: dict) -> list[str]:
-    runs, tags = found["runs"], found["tags"]
-    columns = ["nats of each seed", f"against {TITLES[BASE]!r}", "nats of tokens 513 to 1,024", "tags", "sections"]
-    steps = [[title, *row_of(name, runs)] for name, title in TITLES.items() if runs.get(name)]
-    masks = []
-    for name in (name for name in MASKS if runs.get(name)):
-        shares = [f"{share:.1f}" if (share := tags.get(name, {}).get(str(rows))) else "" for rows in TAGGED]
-        masks.append([MASKS[name], *row_of(name, runs), *shares])
-    entries = [[day, f"{runs[name]['0']['loss']:.3f}", change] for day, name, change in SPEED_RUN if name in runs]
     return [
-        "# With a million tokens a small model gains most from a rate that stays high and falls at the end",
-        f"Each run reads {STEPS * 2048 / 1e6:.2f} million tokens, {STEPS} steps of 2,048, in two minutes of a core, "
-        "with `configs/pretrain/small.yaml` (3.4 million parameters) and what the row says. A seed decides the initial "
-        "weights, the order and the masks, and is the same for all rows. Decays go on from one run with another order, "
-        f"and take {DECAY} of the steps. This is little: after an hour this model is at 3.19 nats. What gains here may "
-        "lose there, and nothing here says what happens at the published size.",
-        "The loss is in nats of a masked token of held-out texts. 20% of the tokens are masked, and all of these are "
-        "[MASK], whatever the training had; it is of the first 256 tokens of a text, the length of the training, and "
-        "beside it of tokens 513 to 1,024. Positive differences are worse; over several seeds they have their 95% "
-        "interval, and those of one seed have none, and a "
-        "tenth of a nat may be chance. The other columns are means over the seeds. The probes are linear "
-        "classifiers on last states that stay as they are, in percent: parts of speech (300 sentences to learn from) "
-        "and 41 sections of Debian (3,000 "
-        "descriptions).",
-        table(["", *columns], steps),
-        *([WHOLE_MATRICES] if "linear decay, projections" in runs else []),
-        "A stable rate was tried at 4e-3 alone, the peak that was found for the cosine with as many tokens, and AdamW "
-        "at 2e-3 alone.",
+        "# A small model gains most from a rate that stays high and falls at the end",
+        "`configs/pretrain/small.yaml`, 3.4 million parameters, steps of 2,048 tokens; a million tokens take three "
+        "minutes of a core. A seed decides the initial weights, the order and the masks, and is the same for all "
+        "rows. Decays go on from a checkpoint of the run above them with another order of the text. Nothing here says "
+        "what happens at the published size.",
+        "The loss is in nats of a masked token of held-out texts, 20% of which are masked, all by [MASK], whatever the "
+        "training had: of the first 256 tokens, the length of the training, and beside it of tokens 513 to 1,024. "
+        f"`difference` is that to {TITLES[BASE]!r} of 80/10/10; positive ones are worse; over several seeds it has its "
+        "95% interval. `tags` and `sections` are means over the seeds of linear classifiers on last states that stay "
+        "as they are, in percent: parts of speech (300 sentences to learn from) and 41 sections of Debian (3,000 "
+        "descriptions). If [MASK] replaces every token to predict, no loss depends on the last states of visible "
+        "tokens; the last rows show what BERT's 80/10/10 at the end mends of this.",
+        *(paragraph for steps in sorted(found["runs"], key=int) for paragraph in tables_of(steps, found)),
+        "Fine-tuning on tags is that of [worth](worth.md), with the rate that is best on other sentences of "
+        f"{', '.join(f'{rate:g}' for rate in RATES)}; there words alone have 86.2 and 95.7, BERT 74.9 and 88.9. FOLDOC "
+        f"is the search of its test after {PAIR_STEPS} steps on its pairs.",
         "## The speed run: the lowest loss with a million tokens",
-        "The same model, text and held-out masks, seed 0. The newest entry is `configs/pretrain/speed_run.yaml`, but "
-        "for the order of the text in its decay: `neobert-hf pretrain --config pretrain/speed_run.yaml --use_cpu true "
-        "--bf16 true --train_data data/yours/train --validation_data data/yours/validation`.",
-        table(["", "nats", "what changed"], entries),
-        "## What few steps of BERT's masks mend",
-        "If [MASK] replaces every token to predict, no loss depends on the last states of visible tokens. Here the "
-        f"last 20%, 10% or 5% of {STEPS} steps, in which the rate falls to 0 by 1 - sqrt, have all [MASK] or BERT's "
-        "80/10/10; one seed. A shorter decay alone costs some loss, too. The last columns are fine-tuned on 100 "
-        f"and 3,000 sentences as in [worth](worth.md), at {RATE_OF_TAGS:g} alone; there words alone have 86.2 and "
-        "95.7. A BERT was not pretrained with so few tokens.",
-        table(["", *columns, *(f"tags, {rows:,} sentences" for rows in TAGGED)], masks),
+        "One command, three minutes of a core. The newest entry is `configs/pretrain/speed_run.yaml`: `neobert-hf "
+        "pretrain --config pretrain/speed_run.yaml --use_cpu true --bf16 true --train_data data/yours/train "
+        "--validation_data data/yours/validation`. Entries of 2026-11-29 had an earlier selection of the text.",
+        table(["", "nats", "what changed"], SPEED_RUN),
         f"The single runs are of {found['places']}.",
     ]
 
 
 def main(args: list[str] | None = None) -> None:
-    run_benchmark("recipe", measure, page, None, ("accelerate", "datasets"), RecipeSettings, args)
+    packages = ("accelerate", "datasets", "sentence-transformers")
+    run_benchmark("recipe", measure, page, None, packages, RecipeSettings, args)
 
 
 if __name__ == "__main__":

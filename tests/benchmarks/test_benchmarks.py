@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shlex
 import shutil
 from functools import partial
 from importlib import import_module
@@ -30,7 +31,7 @@ def run(tmp_path, monkeypatch):
     def run_benchmark(name: str, flags: str = "", **constants) -> tuple[dict, str]:
         for constant, value in constants.items():
             monkeypatch.setattr(f"{name}.{constant}", value)
-        import_module(name).main(f"{flags} --results {tmp_path}".split())
+        import_module(name).main(shlex.split(f"{flags} --results {tmp_path}"))
         page = (tmp_path / f"{name}.md").read_text()
         assert f"python benchmarks/{name}.py {flags}" in page
         return json.loads((tmp_path / f"{name}.json").read_text())["found"], page
@@ -116,7 +117,7 @@ def test_the_worth_of_pretraining_is_measured_on_the_same_seeds(run, tmp_path, m
 @pytest.mark.slow
 def test_ways_to_pretrain_are_compared_on_the_same_text(run, tmp_path, monkeypatch):
     """A run, a decay that goes on from a checkpoint, and a mean; what was measured is not measured again."""
-    from recipe import Variant
+    from recipe import RUNS, Variant, decay
 
     generator, words = random.Random(0), ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran"]
     texts = [{"text": text, "source": "python-docs"} for text in topics.values()]
@@ -125,20 +126,33 @@ def test_ways_to_pretrain_are_compared_on_the_same_text(run, tmp_path, monkeypat
     sections = [{"sentence": " ".join(row), "label": len(row[0]) % 3} for row in sentences]
     for folder, rows in (("text", texts), ("pos_brown", tags), ("classification_debian_sections", sections)):
         write_rows(rows, *(tmp_path / folder / f"{part}.parquet" for part in ("train", "validation")))
+    pairs = [{"query": text[:20], "positive": text[20:200]} for text in topics.values()]
+    write_rows(pairs, tmp_path / "pairs/foldoc.parquet")
+    write_rows(
+        [{"query": row["query"], "document": row["positive"]} for row in pairs[:9]],
+        tmp_path / "retrieval_foldoc_test.parquet",
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("worth.DEVELOPMENT", 10)
     monkeypatch.setattr("worth.EPOCHS", {10: 1})
-    decay = {"schedule": "wsd", "decay_steps": 1.0, "warmup_steps": 0, "max_steps": 2, "continue_optimizer": True}
-    runs = {"cosine": Variant(), "stable": Variant({"schedule": "constant", "save_steps": 1, "save_total_limit": 9})}
-    runs |= {"linear decay": Variant(decay, "stable", 2), "mean of 5": Variant(start="stable", averaged=(3, 4))}
-    constants = {"STEPS": 4, "RUNS": runs, "JUDGED": [*runs], "DECISIVE": ("cosine",), "TUNED": ("linear decay",)}
-    flags = f"--data {tmp_path} --output_dir {tmp_path}/runs"
-    found, page = run("recipe", flags, **constants, TAGGED=(10,))
-    assert {name: len(seeds) for name, seeds in found["runs"].items()} == dict.fromkeys(runs, 1) | {"cosine": 3}
-    assert len({seeds["0"]["loss"] for seeds in found["runs"].values()}) == 4
-    assert "| stable, linear decay | " in page and "nan" not in page.lower()
+    monkeypatch.setattr("recipe.PARTS", 4)
+    constants = {"TAGGED": (10,), "RATES": (1e-3,), "PAIR_STEPS": 1}
+    monkeypatch.setitem(RUNS, "mean of 5", Variant(start="stable", averaged=(3, 4)))
+    monkeypatch.setitem(RUNS, "linear decay", decay("stable", 2, decay_shape="linear"))
+    flags = f"--data {tmp_path} --output_dir {tmp_path}/runs --steps 4"
+    run("recipe", f"{flags} --runs cosine stable --tuned stable", **constants)
+    found, page = run("recipe", f"{flags} --runs cosine 'linear decay' 'mean of 5' --seeds 2", **constants)
+    assert {name: len(seeds) for name, seeds in found["runs"]["4"].items()} == {
+        "cosine": 2,
+        "stable": 1,
+        "linear decay": 2,
+        "mean of 5": 2,
+    }
+    assert len({seeds["0"]["loss"] for seeds in found["runs"]["4"].values()}) == 4
+    assert "| its last 20% decay linearly | " in page and "nan" not in page.lower()
+    assert 0 < found["tuned"]["4"]["stable"]["FOLDOC"] < 1
     stored = (tmp_path / "single_runs/recipe.json").read_text()
-    run("recipe", flags, **constants, TAGGED=(10,))
+    run("recipe", f"{flags} --runs cosine --tuned stable", **constants)
     assert (tmp_path / "single_runs/recipe.json").read_text() == stored
 
 
