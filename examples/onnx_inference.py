@@ -216,5 +216,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, FileNotFoundError) as error:  # About an argument: the message says all.
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:  # About an argument: the message says all.
         sys.exit(f"{Path(__file__).name}: {error}")
