@@ -84,7 +84,7 @@ def test_long_documents_are_counted_or_split(tokenizer, tmp_path, capsys):
     source = write_jsonl(tmp_path / "a.jsonl", ["a " * length for length in (1021, 1022, 2045, 2046, 9000)])
     counts = read_manifest(prepare(source, tokenizer, tmp_path / "cut", "--max_length", "4096")).counts
     assert (counts["tokens_1024"], counts["tokens_2048"], counts["full"]) == (4, 2, 1)
-    assert "\n1 documents fill all 4,096 tokens" in capsys.readouterr().out
+    assert "Documents that fill all 4,096 tokens: 1. " in capsys.readouterr().out
     flags = ("--max_length", "1024", "--long_documents", "split")
     lengths = [len(ids) for ids in ids_in(prepare(source, tokenizer, tmp_path / "split", *flags))]
     # Windows with both special tokens; a rest of 1 token is too short.

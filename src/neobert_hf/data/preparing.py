@@ -153,7 +153,7 @@ def prepare_data(settings: PrepareArguments) -> Result:
     full = counts.get("full", 0)
     if full and settings.long_documents == "truncate":
         print(
-            f"{full:,} documents fill all {settings.max_length:,} tokens: what is behind them is left out. "
+            f"Documents that fill all {settings.max_length:,} tokens: {full:,}. What is behind them is left out; "
             "`long_documents` split makes further documents of it.",
             flush=True,
         )
