@@ -4,7 +4,7 @@
     python examples/onnx_inference.py exported --query "a query" "a document" "another document"
 
 For an embedding model this prints the cosine similarities of the texts. With `--query`, the model's own prompts are put
-before the query and the documents; without it, no text gets a prompt. For a classifier it prints the labels of each text.
+before the query and the documents; without it, no text gets a prompt. For a classifier it prints each text's labels.
 For a masked language model, write the mask token into the texts: the most likely tokens in its place are printed. With
 `--engine openvino` (`pip install openvino`) OpenVINO runs the same files.
 """
@@ -144,7 +144,6 @@ class OnnxModel:
             raise ValueError(f"{text!r} has {len(masked)} mask tokens; it must have one.")
         scores = softmax(logits[0, masked[0]])
         return [(self.tokenizer.id_to_token(int(best)), float(scores[best])) for best in np.argsort(-scores)[:top]]
-
 
     def classify(self, text: str) -> list[tuple[str, float]]:
         """The labels of a text, the likeliest first, with their probabilities; of a regression, the numbers."""

@@ -226,7 +226,7 @@ def test_example_classifies_as_the_pipeline_does(kind, tmp_path):
     export(folder, tmp_path / "exported", "--precisions", "float32")
     found, expected = example_model(tmp_path / "exported"), pipeline("text-classification", str(folder), top_k=None)
     for text in TEXTS[:3]:
-        got, wanted = found.classify(text), expected(text)
+        got, (wanted,) = found.classify(text), expected([text])
         assert [label for label, _ in got] == [each["label"] for each in wanted]
         assert np.allclose([score for _, score in got], [each["score"] for each in wanted], atol=1e-5)
 
