@@ -1,12 +1,12 @@
-"""Embeddings and mask filling from an exported folder, without torch: `pip install onnxruntime tokenizers`.
+"""Embeddings, classes and mask filling from an exported folder, without torch: `pip install onnxruntime tokenizers`.
 
     neobert-hf export runs/embeddings/model exported
     python examples/onnx_inference.py exported --query "a query" "a document" "another document"
 
 For an embedding model this prints the cosine similarities of the texts. With `--query`, the model's own prompts are put
-before the query and the documents; without it, no text gets a prompt. For a masked language model, write the mask token
-into the texts: the most likely tokens in its place are printed. With `--engine openvino` (`pip install openvino`)
-OpenVINO runs the same files.
+before the query and the documents; without it, no text gets a prompt. For a classifier it prints each text's labels.
+For a masked language model, write the mask token into the texts: the most likely tokens in its place are printed. With
+`--engine openvino` (`pip install openvino`) OpenVINO runs the same files.
 """
 
 import argparse
@@ -26,7 +26,7 @@ POOLINGS = ("mean", "cls", "lasttoken")
 
 
 class OnnxModel:
-    """An exported encoder or masked language model with its tokenizer.
+    """An exported encoder, classifier or masked language model with its tokenizer.
 
     Args:
         folder: the folder that `neobert-hf export` wrote.
@@ -67,7 +67,7 @@ class OnnxModel:
         self.session = open_session(folder / "onnx" / FILES[precision], engine)
 
     def run(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Token ids, attention mask and the model's output for each token."""
+        """Token ids, attention mask and the model's output, for each token or, of a classifier, for each text."""
         encodings = self.tokenizer.encode_batch(texts)
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
@@ -142,9 +142,23 @@ class OnnxModel:
         (masked,) = np.nonzero(ids[0] == self.tokenizer.token_to_id(self.mask_token))
         if len(masked) != 1:
             raise ValueError(f"{text!r} has {len(masked)} mask tokens; it must have one.")
-        scores = np.exp(logits[0, masked[0]] - logits[0, masked[0]].max())
-        scores /= scores.sum()
+        scores = softmax(logits[0, masked[0]])
         return [(self.tokenizer.id_to_token(int(best)), float(scores[best])) for best in np.argsort(-scores)[:top]]
+
+    def classify(self, text: str) -> list[tuple[str, float]]:
+        """The labels of a text, the likeliest first, with their probabilities; of a regression, the numbers."""
+        _, _, logits = self.run([text])
+        kind, scores = self.config.get("problem_type"), logits[0]
+        if kind == "multi_label_classification" or (kind != "regression" and len(scores) == 1):
+            scores = 1 / (1 + np.exp(-scores))
+        elif kind != "regression":
+            scores = softmax(scores)
+        return [(self.config["id2label"][str(best)], float(scores[best])) for best in np.argsort(-scores)]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    scores = np.exp(logits - logits.max())
+    return scores / scores.sum()
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -199,6 +213,9 @@ def main() -> None:
     if architecture == "NeoBERTForMaskedLM":
         for text in arguments.texts:
             print(text, *(f"  {probability:.3f}  {token}" for token, probability in model.fill_mask(text)), sep="\n")
+    elif architecture == "NeoBERTForSequenceClassification":
+        for text in arguments.texts:
+            print(text, *(f"  {score:.3f}  {label}" for label, score in model.classify(text)), sep="\n")
     elif architecture == "NeoBERTModel":
         texts, unit = arguments.texts, {"normalize_embeddings": True}
         if arguments.query:
@@ -210,11 +227,14 @@ def main() -> None:
         for text, similarities in zip(texts, embeddings @ embeddings.T):
             print(*(f"{similarity:6.3f}" for similarity in similarities), text)
     else:
-        parser.error(f"{arguments.folder} holds a {architecture}; allowed are NeoBERTModel and NeoBERTForMaskedLM.")
+        parser.error(
+            f"{arguments.folder} holds a {architecture}; allowed are NeoBERTModel, NeoBERTForMaskedLM and "
+            "NeoBERTForSequenceClassification."
+        )
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, FileNotFoundError) as error:  # About an argument: the message says all.
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:  # About an argument: the message says all.
         sys.exit(f"{Path(__file__).name}: {error}")

@@ -73,16 +73,18 @@ def test_shards_hold_what_the_tokenizer_makes_of_each_text(source, tokenizer, tm
     assert [shard["file"] for shard in manifest.shards] == [f"shard-{index:05}.arrow" for index in range(5)]
     counts = {"documents": len(expected), "tokens": sum(map(len, expected)), "read": 300}
     counts |= {"too_short": 300 - len(expected), "other_part": 0, "tokens_1024": 0, "tokens_2048": 0}
+    counts["full"] = sum(len(ids) == 128 for ids in expected)
     assert manifest.counts == counts and counts["too_short"] >= 2
     assert manifest.vocab_size == len(plain)
     saved = prepared_tokenizer(output)
     assert saved.model_max_length == 128 and saved.model_input_names == ["input_ids", "attention_mask"]
 
 
-def test_long_documents_are_counted_or_split(tokenizer, tmp_path):
+def test_long_documents_are_counted_or_split(tokenizer, tmp_path, capsys):
     source = write_jsonl(tmp_path / "a.jsonl", ["a " * length for length in (1021, 1022, 2045, 2046, 9000)])
     counts = read_manifest(prepare(source, tokenizer, tmp_path / "cut", "--max_length", "4096")).counts
-    assert (counts["tokens_1024"], counts["tokens_2048"]) == (4, 2)
+    assert (counts["tokens_1024"], counts["tokens_2048"], counts["full"]) == (4, 2, 1)
+    assert "Documents that fill all 4,096 tokens: 1. " in capsys.readouterr().out
     flags = ("--max_length", "1024", "--long_documents", "split")
     lengths = [len(ids) for ids in ids_in(prepare(source, tokenizer, tmp_path / "split", *flags))]
     # Windows with both special tokens; a rest of 1 token is too short.

@@ -22,7 +22,7 @@ from tests.helpers.models import ROOT
 PUBLISHED = "chandar-lab/NeoBERT"
 
 # What shows that a command is beyond a test: it is read only.
-TOO_LARGE = (PUBLISHED, "accelerate launch", "configs/mteb/eng_v1.yaml", "configs/data/", "data/yours", "/shared/")
+TOO_LARGE = (PUBLISHED, "accelerate launch", "mteb/eng_v1.yaml", "configs/data/", "data/yours", "/shared/")
 # Commands that change the machine, or that only a shell knows.
 NOT_OURS = ("hf auth login", "export ")
 # Scripts that are no recipes.

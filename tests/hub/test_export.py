@@ -219,6 +219,18 @@ def test_example_fills_masks_as_the_pipeline_does(masked_lm, exported):
     assert np.allclose([guess["score"] for guess in expected], [probability for _, probability in got], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification", "regression"])
+def test_example_classifies_as_the_pipeline_does(kind, tmp_path):
+    settings = {"id2label": {0: "bad", 1: "good", 2: "neither"}, "problem_type": kind}
+    folder = save_checkpoint(tmp_path / "classifier", NeoBERTForSequenceClassification, **settings)
+    export(folder, tmp_path / "exported", "--precisions", "float32")
+    found, expected = example_model(tmp_path / "exported"), pipeline("text-classification", str(folder), top_k=None)
+    for text in TEXTS[:3]:
+        got, (wanted,) = found.classify(text), expected([text])
+        assert [label for label, _ in got] == [each["label"] for each in wanted]
+        assert np.allclose([score for _, score in got], [each["score"] for each in wanted], atol=1e-5)
+
+
 def test_example_names_a_folder_that_is_no_export(tmp_path, monkeypatch):
     for folder in (tmp_path / "nowhere", tmp_path):
         monkeypatch.setattr(sys, "argv", ["onnx_inference.py", str(folder), "a text"])

@@ -146,7 +146,7 @@ def check_model_exists(name: str, setting: str) -> None:
         if folder.is_file():
             raise NotADirectoryError(f"`{setting}` is {name!r}, which is a file: give the folder of a model.")
         raise FileNotFoundError(
-            f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}, but {held_by(folder)}. "
+            f"`{setting}` is {name!r}, which holds none of {', '.join(SIGNS_OF_A_MODEL)}; it holds {held_by(folder)}. "
             "Give the folder of a model, such as the `model` that a training run writes, or an id on the Hub."
         )
     try:
@@ -178,6 +178,6 @@ def check_complete(name: str, setting: str) -> None:
             "folder that `save_pretrained` then writes, with its tokenizer."
         )
     if not any((folder / file).exists() for file in ("config.json", "modules.json")):
-        raise FileNotFoundError(f"{found} no config.json, but {held_by(folder)}: copy all files of the model.")
+        raise FileNotFoundError(f"{found} no config.json; it holds {held_by(folder)}: copy all files of the model.")
     if not any(file for ending in ("safetensors", "bin") for file in folder.rglob(f"*.{ending}")):
-        raise FileNotFoundError(f"{found} no weights, but {held_by(folder)}: copy all files of the model.")
+        raise FileNotFoundError(f"{found} no weights; it holds {held_by(folder)}: copy all files of the model.")

@@ -129,7 +129,11 @@ def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[
     if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
-            raise ValueError(f"{flag!r} stands on the command line without its setting: write `--setting {flag}`.")
+            example = needed[0].dest if needed else next(iter(parser.settings))
+            raise ValueError(
+                f"{flag!r} stands on the command line without its setting: write the setting before it, such as "
+                f"`--{example} {flag}`; `--help` lists all."
+            )
         raise ValueError(
             f"{flag!r} on the command line is no setting{nearest(flag, [f'--{name}' for name in parser.settings])}"
         )

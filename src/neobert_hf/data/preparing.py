@@ -51,7 +51,8 @@ SAMPLED_DOCUMENTS = 100
 ENCODED_TOGETHER = 1_000
 # What became of the rows of the source: `read` are all, `other_part` those that `held_out_share` gives to the other
 # part, `too_short` those of fewer than 2 tokens. With `long_documents` split, one may become several `documents`.
-COUNTS = ("read", "other_part", "too_short", "documents", "tokens", "tokens_1024", "tokens_2048")
+# `full` have `max_length` tokens: most of them were longer.
+COUNTS = ("read", "other_part", "too_short", "documents", "tokens", "tokens_1024", "tokens_2048", "full")
 # Beside texts that `deduplicate` wrote: how many rows it kept, and how many it took and why.
 REMOVED = "removed.json"
 # Records of the shards that are done; when all are, the manifest has what they say.
@@ -149,6 +150,13 @@ def prepare_data(settings: PrepareArguments) -> Result:
         f"{counts['tokens_2048']:,} of 2,048 or more; {counts['too_short']:,} left out as too short",
         flush=True,
     )
+    full = counts.get("full", 0)
+    if full and settings.long_documents == "truncate":
+        print(
+            f"Documents that fill all {settings.max_length:,} tokens: {full:,}. What is behind them is left out; "
+            "`long_documents` split makes further documents of it.",
+            flush=True,
+        )
     return Result(output=settings.output_dir)
 
 
@@ -246,7 +254,7 @@ def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifes
     """Write the shards that are not there yet, and tell the manifest what is in each of them, and the `COUNTS`."""
     work = partial(prepare_part, settings=settings, output=output, vocab_size=manifest.vocab_size)
     records = do_parts(plan, work, f"{output}/{RECORDS}", manifest.identity, workers=settings.workers, ray=settings.ray)
-    counts = {name: sum(record["counts"][name] for record in records) for name in COUNTS}
+    counts = {name: sum(record["counts"].get(name, 0) for record in records) for name in COUNTS}
     if counts["other_part"] == counts["read"]:
         raise ValueError(
             f"`held_out_share` {settings.held_out_share} leaves none of the {counts['read']:,} documents of "
@@ -287,6 +295,7 @@ def prepare_part(part: Part, settings: PrepareArguments, output: str, vocab_size
         "tokens": shard["tokens"],
         "tokens_1024": sum(len(ids) >= 1024 for ids in documents),
         "tokens_2048": sum(len(ids) >= 2048 for ids in documents),
+        "full": sum(len(ids) == settings.max_length for ids in documents),
     }
     return None, {"shard": shard, "counts": counts}
 

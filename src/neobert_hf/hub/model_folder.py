@@ -90,8 +90,8 @@ def read_config(path: Path) -> NeoBERTConfig:
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
         raise FileNotFoundError(
-            f"{path} holds no config.json, but {held_by(path)}: give the folder of a model, such as the `model` that a "
-            "training run writes."
+            f"{path} holds no config.json; it holds {held_by(path)}: give the folder of a model, such as the `model` "
+            "that a training run writes."
         )
     values = read_json(file)
     kind = values.get("model_type")

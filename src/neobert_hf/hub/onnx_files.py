@@ -4,6 +4,10 @@ Optimum does not install with Transformers 5.23, so this uses `torch.onnx` direc
 `backend="onnx"` needs Optimum too: run the files with onnxruntime (`examples/onnx_inference.py`) or transformers.js.
 """
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +183,20 @@ def write_onnx(
     return errors
 
 
+@contextmanager
+def without_notes() -> Iterator[None]:
+    """Hold back what torch and ONNX Runtime say of packages and steps that no user of an export needs."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+@without_notes()
 def trace(module: ExportedModule, batch: dict[str, torch.Tensor]) -> onnx_ir.Model:
     """The ONNX graph, for any number of rows and columns, traced with one batch.
 
@@ -217,6 +235,7 @@ class Int8Embedding(nn.Module):
         return (self.numbers[input_ids].to(self.scales.dtype) - 128) * self.scales[input_ids]
 
 
+@without_notes()
 def save_quantized(module: ExportedModule, batch: dict[str, torch.Tensor], file: Path) -> None:
     """Weights in 7 bits of int8, with one scale per column; activations in uint8, with a new scale for each batch. The
     layers behind the encoder stay in float32: they are small, and every number passes through them.

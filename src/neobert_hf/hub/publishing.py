@@ -145,7 +145,7 @@ def check_request(settings: PublishSettings) -> None:
             "The card has to say where others get this package: give the address of its source repository as "
             "`--package_url`, or write it into [project.urls] of pyproject.toml and install the package again."
         )
-    with asking_the_hub("Who you are"):
+    with asking_the_hub("The login"):
         HfApi().whoami()
 
 
@@ -207,6 +207,8 @@ def send(folder: Path, kind: str, settings: PublishSettings) -> str | None:
         print(f"{file.stat().st_size:>15,}  {file.relative_to(folder).as_posix()}", flush=True)
     if settings.dry_run:
         print("Not sent.")
+        if settings.output_dir is not None:
+            print(f"{settings.output_dir} holds the files.")
         if kind == "model":
             print("A push deletes what an earlier model left there: weights, ONNX files, tokenizer, modules.")
         if kind == "model" and settings.package_url is None:

@@ -78,7 +78,7 @@ def pretrain(architecture: ModelArguments, settings: DataArguments, arguments: P
                 f"{model.num_parameters():,} parameters; {arguments.max_steps:,} steps; {arguments.world_size} x "
                 f"{arguments.device.type}, engine {trainer.accelerator.distributed_type.value}; "
                 f"{arguments.gradient_accumulation_steps} micro-batches of {settings.micro_batch_tokens:,} tokens per "
-                f"step and process; attention: {config._attn_implementation}; {start}",
+                f"step and process; attention: {model.config._attn_implementation}; {start}",
                 flush=True,
             )
         trainer.train_to_the_end()

@@ -23,7 +23,7 @@ from neobert_hf.common.fingerprints import fingerprint
 from neobert_hf.common.paths import check_file_name
 from neobert_hf.common.settings import nearest, read_entry, read_yaml
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.rows import Row
+from neobert_hf.data.rows import NoColumnError, Row
 from neobert_hf.data.sources import read_rows
 from neobert_hf.evaluation.mteb.encoder import TYPES_WITH_QUERIES
 
@@ -132,7 +132,8 @@ def make_task(local: LocalTask) -> AbsTask:
             report_repeated(set(tables["train"]["text"][:]), tables["data"]["text"][:], f"`data` of {local.name}")
             tables = _number_labels(tables)
     except (ValueError, FileNotFoundError) as error:
-        raise type(error)(f"Task {local.name}: {error}") from error
+        advice = " `columns` of the task names yours." if isinstance(error, NoColumnError) else ""
+        raise type(error)(f"Task {local.name}: {error}{advice}") from error
 
     def load_data(self, **kwargs) -> None:
         self.dataset = _mteb_format(local.type, tables)

@@ -281,7 +281,9 @@ class Evaluation:
                     result = self._result_of(task, self.folder)
                 scores[name] = {task.metadata.main_score: float(result.get_score())}
             except Exception as error:
-                traceback.print_exc()
+                # Data that cannot be reached or read are no bug: the line at the end says enough.
+                if not isinstance(error, OSError):
+                    traceback.print_exc()
                 failed[name] = f"{type(error).__name__}: {error}"
         return scores, failed
 
