@@ -150,10 +150,9 @@ def prepare_data(settings: PrepareArguments) -> Result:
         f"{counts['tokens_2048']:,} of 2,048 or more; {counts['too_short']:,} left out as too short",
         flush=True,
     )
-    full = counts.get("full", 0)
-    if full and settings.long_documents == "truncate":
+    if counts["full"] and settings.long_documents == "truncate":
         print(
-            f"Documents that fill all {settings.max_length:,} tokens: {full:,}. What is behind them is left out; "
+            f"Documents that fill all {settings.max_length:,} tokens: {counts['full']:,}. What is behind them is left out; "
             "`long_documents` split makes further documents of it.",
             flush=True,
         )
@@ -254,7 +253,7 @@ def write_shards(plan: list[Part], settings: PrepareArguments, manifest: Manifes
     """Write the shards that are not there yet, and tell the manifest what is in each of them, and the `COUNTS`."""
     work = partial(prepare_part, settings=settings, output=output, vocab_size=manifest.vocab_size)
     records = do_parts(plan, work, f"{output}/{RECORDS}", manifest.identity, workers=settings.workers, ray=settings.ray)
-    counts = {name: sum(record["counts"].get(name, 0) for record in records) for name in COUNTS}
+    counts = {name: sum(record["counts"][name] for record in records) for name in COUNTS}
     if counts["other_part"] == counts["read"]:
         raise ValueError(
             f"`held_out_share` {settings.held_out_share} leaves none of the {counts['read']:,} documents of "
