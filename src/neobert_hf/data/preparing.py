@@ -152,8 +152,8 @@ def prepare_data(settings: PrepareArguments) -> Result:
     )
     if counts["full"] and settings.long_documents == "truncate":
         print(
-            f"Documents that fill all {settings.max_length:,} tokens: {counts['full']:,}. What is behind them is left out; "
-            "`long_documents` split makes further documents of it.",
+            f"Documents that fill all {settings.max_length:,} tokens: {counts['full']:,}. What is behind them is "
+            "left out; `long_documents` split makes further documents of it.",
             flush=True,
         )
     return Result(output=settings.output_dir)
