@@ -9,7 +9,7 @@ nothing; `choose_` files are for choosing among models. Shares are of the teache
 bootstrap over the queries.
 
 Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
-were not trained for it.
+were not trained for it. A `--reranker` orders the first 50 documents of each model with BM25 anew, as `query` does.
 """
 
 from copy import deepcopy
@@ -20,15 +20,17 @@ import numpy as np
 from datasets import Dataset
 from distil import BM25, KEYWORD_WEIGHT, STATIC, TEACHER, Retrieval, static_model
 from runner import Settings, run_benchmark, table
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch import nn
 
 import neobert_hf  # noqa: F401  (registers the architecture)
 
 
 ROUNDS = 2_000
-ALONE, TOGETHER = "alone", "with BM25"
-WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index")
+ALONE, TOGETHER, RERANKED = "alone", "with BM25", "with BM25, the first 50 reranked"
+WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index", RERANKED)
+# As many as `query --rerank` reads by default.
+FIRST = 50
 # Of the teacher's six layers, as for the trained one in results/distil.md.
 CUT, KEPT = "teacher cut to 3 layers, without training", (1, 3, 5)
 
@@ -43,6 +45,9 @@ class KindsSettings(Settings):
     models: list[str] = field(
         default_factory=lambda: ["models/distilled=models/distilled"], metadata={"help": "NAME=FOLDER of each student"}
     )
+    reranker: str | None = field(
+        default=None, metadata={"help": "a cross-encoder that orders what the students found anew", "path": "or Hub id"}
+    )
 
 
 def measure(settings: KindsSettings) -> list[dict]:
@@ -50,6 +55,7 @@ def measure(settings: KindsSettings) -> list[dict]:
     teacher, found = SentenceTransformer(settings.teacher, device="cpu"), []
     models = {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
     models |= {CUT: cut(teacher), STATIC: static_model(teacher)}
+    reranker = CrossEncoder(settings.reranker, device="cpu") if settings.reranker else None
     for file in sorted(Path(settings.data).glob("*.parquet")):
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
@@ -65,6 +71,8 @@ def measure(settings: KindsSettings) -> list[dict]:
             cosines[TOGETHER] = queries @ documents.T + KEYWORD_WEIGHT * by_words, together
             if documents.shape[1] == of_teacher[1].shape[1]:
                 cosines |= {WAYS[2]: (queries @ of_teacher[1].T, alone), WAYS[3]: (of_teacher[0] @ documents.T, alone)}
+            if reranker is not None and name in folders:
+                cosines[RERANKED] = reranked(reranker, test, cosines[TOGETHER][0]), together
             scores[name] = {way: described(test.ndcg(each), reference) for way, (each, reference) in cosines.items()}
             print(f"{file.stem}, {name}: {scores[name]}", flush=True)
         found.append({"kind": file.stem, "queries": len(test.queries), "scores": scores})
@@ -86,6 +94,15 @@ def vectors(model: SentenceTransformer, test: Retrieval) -> tuple[np.ndarray, np
     return model.encode_query(test.queries, **options), model.encode_document(test.documents, **options)
 
 
+def reranked(reranker: CrossEncoder, test: Retrieval, scores: np.ndarray) -> np.ndarray:
+    """The reranker's scores of the first documents of each query; the others are behind all of them."""
+    first = np.argsort(-scores, axis=1, kind="stable")[:, :FIRST]
+    pairs = [(query, test.documents[number]) for query, row in zip(test.queries, first) for number in row]
+    anew = np.full(scores.shape, -np.inf)
+    np.put_along_axis(anew, first, reranker.predict(pairs).reshape(first.shape), axis=1)
+    return anew
+
+
 def described(found: np.ndarray, reference: np.ndarray) -> dict:
     """The mean, the share of the reference's mean, and the 95% intervals of both over the queries."""
     drawn = np.random.default_rng(0).integers(len(found), size=(ROUNDS, len(found)))
@@ -103,22 +120,23 @@ def page(found: list[dict]) -> list[str]:
         scores = [kind["scores"][name].get(way) for kind in found]
         return ["{:.3f} ({:.3f} to {:.3f})".format(*each[number]) if each else "-" for each in scores]
 
+    by_way = {
+        way: [[name, *cells(name, way, "ndcg")] for name in names if way in found[0]["scores"][name]]
+        for way in (ALONE, TOGETHER, RERANKED)
+    }
+    by_way[ALONE].insert(0, ["queries", *(kind["queries"] for kind in found)])
     paragraphs = [
         "# What a small model keeps of its teacher, by kind of text",
         "Searches of kinds whose texts are in no text or pair of the shipped model. The files that begin with `test` "
         "have chosen nothing; those with `choose` chose the model.",
         "nDCG@10, with 95% intervals over queries:",
-        table(
-            [ALONE, *kinds],
-            [["queries", *(kind["queries"] for kind in found)]]
-            + [[name, *cells(name, ALONE, "ndcg")] for name in names],
-        ),
-        table([TOGETHER, *kinds], [[name, *cells(name, TOGETHER, "ndcg")] for name in names if name != BM25]),
+        *(table([way, *kinds], rows) for way, rows in by_way.items() if rows),
         "As a share of the teacher (with BM25: of both together), with 95% intervals over queries:",
     ]
     for way in WAYS:
         rows = [[name, *cells(name, way, "share")] for name in names if name != TEACHER]
-        paragraphs.append(table([way, *kinds], [row for row in rows if set(row[1:]) != {"-"}]))
+        rows = [row for row in rows if set(row[1:]) != {"-"}]
+        paragraphs += [table([way, *kinds], rows)] if rows else []
     return paragraphs
 
 

@@ -167,7 +167,7 @@ def test_what_retrieval_asks_for_stands_nowhere_in_the_text_for_training():
 @pytest.mark.slow
 def test_a_model_that_is_its_own_teacher_keeps_all_of_every_kind(run, tmp_path):
     from kinds_data import Paragraphs, chosen, is_question, sections
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import CrossEncoder, SentenceTransformer
 
     answer = " ".join(["It reads the file again and says so."] * 6)
     html = f"<h2>1. What does it do?</h2><p>{answer}</p><h2>How is it stopped?</h2><p>Press q. {answer}</p><h2>End</h2>"
@@ -179,9 +179,26 @@ def test_a_model_that_is_its_own_teacher_keeps_all_of_every_kind(run, tmp_path):
     start = save_encoder(tmp_path / "start", word_tokenizer(answer, 400, 64))
     SentenceTransformer(str(start), device="cpu").save(str(tmp_path / "teacher"))
     teacher = tmp_path / "teacher"
-    _, page = run("kinds", f"--data {tmp_path / 'kinds'} --teacher {teacher} --models small={teacher}")
+    CrossEncoder(str(start), num_labels=1, device="cpu").save(str(tmp_path / "reranker"))
+    flags = f"--data {tmp_path / 'kinds'} --teacher {teacher} --models small={teacher} --reranker {tmp_path}/reranker"
+    _, page = run("kinds", flags)
     (row,) = re.findall(r"^\| small .*", page.split("\n| its queries")[1], re.MULTILINE)[:1]
     assert row == "| small | 1.000 (1.000 to 1.000) | 1.000 (1.000 to 1.000) |"
+    assert page.count("\n| with BM25, the first 50 reranked |") == 2  # Its nDCG@10, and shares.
+
+
+def test_a_reranker_orders_the_first_documents_and_leaves_the_others_behind_them():
+    from distil import Retrieval
+    from kinds import FIRST, reranked
+
+    class SameText:
+        def predict(self, pairs):
+            return torch.tensor([float(query == document) for query, document in pairs]).numpy()
+
+    texts = [f"text {number}" for number in range(FIRST + 10)]
+    test, first_to_last = Retrieval(texts, texts), -torch.arange(FIRST + 10.0).expand(FIRST + 10, -1).numpy()
+    found = test.ndcg(reranked(SameText(), test, first_to_last))
+    assert found.tolist() == [1.0] * FIRST + [0.0] * 10
 
 
 def test_a_student_stands_beside_its_teacher_and_baselines(run, tmp_path):
