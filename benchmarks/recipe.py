@@ -327,7 +327,7 @@ def page(found: dict) -> list[str]:
         "better for sixteen million tokens. Nothing here says what happens at the published size.",
         "The loss is in nats of a masked token of held-out texts, 20% of which are masked, all by [MASK], whatever the "
         "training had: of the first 256 tokens, the length of the training, and beside it of tokens 513 to 1,024. "
-        f"`difference` is that to the stable run of 80/10/10 whose last 20% decay linearly; positive ones are worse. "
+        "`difference` is that to the stable run of 80/10/10 whose last 20% decay linearly; positive ones are worse. "
         "Over several seeds it has its 95% interval; one seed has none, and a tenth of a nat may be chance. `tags` and "
         "`sections` are means over the seeds of linear classifiers on last states that stay as they are, in percent: "
         "parts of speech (300 sentences to learn from) and 41 sections of Debian (3,000 descriptions). If [MASK] "
@@ -342,8 +342,8 @@ def page(found: dict) -> list[str]:
         "and value as one matrix.",
         "## The speed run: the lowest loss with a million tokens",
         "One command, three to four minutes of a core. The newest entry is `configs/pretrain/speed_run.yaml`: "
-        "`neobert-hf pretrain --config pretrain/speed_run.yaml --use_cpu true --bf16 true --train_data data/yours/train "
-        "--validation_data data/yours/validation`.",
+        "`neobert-hf pretrain --config pretrain/speed_run.yaml --use_cpu true --bf16 true --train_data "
+        "data/yours/train --validation_data data/yours/validation`.",
         table(["", "nats", "what changed"], SPEED_RUN),
         f"The single runs are of {found['places']}.",
     ]
