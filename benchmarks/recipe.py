@@ -330,13 +330,13 @@ def page(found: dict) -> list[str]:
         "`difference` is that to the stable run of 80/10/10 whose last 20% decay linearly; positive ones are worse. "
         "Over several seeds it has its 95% interval; one seed has none, and a tenth of a nat may be chance. `tags` and "
         "`sections` are means over the seeds of linear classifiers on last states that stay as they are, in percent: "
-        "parts of speech (300 sentences to learn from) and 41 sections of Debian (3,000 descriptions). If [MASK] "
-        "replaces every token to predict, no loss depends on the last states of visible tokens; the rows at the end "
-        "show what BERT's 80/10/10 mends of this in the last steps.",
+        "parts of speech (300 sentences to learn from) and 41 sections of Debian (3,000 descriptions).",
         *(paragraph for steps in sorted(found["runs"], key=int) for paragraph in tables_of(steps, found)),
         "Tags are fine-tuned as in [worth](worth.md), at the rate of "
         f"{', '.join(f'{rate:g}' for rate in RATES)} that is best on other sentences; there words alone have 86.2 and "
         f"95.7, and BERT 74.9 and 88.9. FOLDOC is the search of its test after {PAIR_STEPS} steps on its pairs.",
+        "If [MASK] replaces every token to predict, no loss depends on the last states of visible tokens. What BERT's "
+        "80/10/10 in the last steps mends of this stands in the [log](../NOTES.md), from an earlier study.",
         "With the masks of its training (80/10/10) the cosine ends after sixteen million tokens at 3.13 nats. The same "
         "held-out texts and masks have 3.19 on [the page of 23 November](pretraining.md), when Muon took query, key "
         "and value as one matrix.",
