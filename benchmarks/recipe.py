@@ -116,6 +116,7 @@ SPEED_RUN = (
     ("2026-11-29", "5.808", "`small.yaml` with `--max_steps 480`: a cosine"),
     ("2026-11-29", "5.504", "a stable rate, and a linear decay over the last fifth"),
     ("2026-11-29", "5.461", "Muon takes query, key, value, gate and input each as a matrix"),
+    ("2026-11-29", "5.556", "the same as one command; it read other documents"),
 )
 
 
