@@ -26,10 +26,9 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from neobert_hf.common.settings import parse_config, read_yaml
+from neobert_hf.common.settings import find_config, parse_config, read_yaml
 
 
-ROOT = Path(__file__).parent.parent
 PACKAGES = ["dict-foldoc", "wordnet-base", "python3-doc", "linux-doc", "postgresql-doc", "sqlite3-doc"]
 MANUALS = (
     "*/html/_sources/**/*.txt*",
@@ -102,8 +101,7 @@ def foldoc(share: Path) -> list[dict]:
 
 def debian_sections() -> Dataset:
     """One row for each description in the package lists that apt knows, of the sections of the configuration."""
-    (task,) = read_yaml(str(ROOT / "configs/glue/debian_sections.yaml")).values()
-    names = task["labels"]
+    names = read_yaml(find_config("glue/debian_sections.yaml"))["debian_sections"]["labels"]
     listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
     rows = {}
     for package in listed.split("\n\n"):
@@ -111,7 +109,7 @@ def debian_sections() -> Dataset:
             line.split(": ", 1) for line in package.splitlines() if re.match(r"(Section|Description): ", line)
         )
         section = fields.get("Section", "").rpartition("/")[2]
-        if section in names and len(fields.get("Description", "")) in range(1, LONGEST_DESCRIPTION + 1):
+        if section in names and len(fields) == 2 and len(fields["Description"]) <= LONGEST_DESCRIPTION:
             rows[fields["Description"]] = section
     table = Dataset.from_dict({"sentence": list(rows), "label_text": list(rows.values())})
     return table.add_column("label", [names.index(name) for name in table["label_text"]])

@@ -310,11 +310,12 @@ def tables_of(steps: str, found: dict) -> list[str]:
     rows = [[TITLES[name], *row_of(runs[name], runs.get(BASE, {}))] for name in TITLES if name in runs]
     paragraphs = [f"## {int(steps):,} steps, {int(steps) * 2048 / 1e6:.1f} million tokens", table(["", *columns], rows)]
     if tuned:
-        heads = next(iter(tuned.values()))
-        cells = [[TITLES[name], *(tuned[name][head] for head in heads)] for name in TITLES if name in tuned]
-        heads = ["", *(f"tags, {head}" if "sentences" in head else f"{head}, nDCG@10" for head in heads)]
-        shares = [[name, f"{first:.3f}", *(f"{share:.1f}" for share in rest)] for name, first, *rest in cells]
-        paragraphs += ["Fine-tuned, seed 0:", table(heads, shares)]
+        heads = ["FOLDOC, nDCG@10", *(f"tags, {rows:,} sentences" for rows in TAGGED)]
+        cells = [
+            [TITLES[name], f"{scores['FOLDOC']:.3f}", *(f"{scores[f'{rows:,} sentences']:.1f}" for rows in TAGGED)]
+            for name, scores in tuned.items()
+        ]
+        paragraphs += ["Fine-tuned, seed 0:", table(["", *heads], cells)]
     return paragraphs
 
 

@@ -20,7 +20,7 @@ def build_optimizer(model: nn.Module, arguments: PretrainingArguments) -> torch.
     updates are scaled to the size of AdamW's, so one learning rate fits both; it computes in float32 on a CPU without
     AVX512-BF16, elsewhere in bfloat16. NeoBERT keeps several projections in one matrix, and Muon takes each by itself:
     with a million tokens this was better than whole matrices in four pairs of runs of four, by 0.04 to 0.26 nats
-    (benchmarks/results/recipe.md). On CUDA, AdamW uses torch's `fused` kernels.
+    (benchmarks/NOTES.md). On CUDA, AdamW uses torch's `fused` kernels.
 
     References:
         AdamW: Loshchilov & Hutter, arXiv 1711.05101. Muon: Liu et al., 2502.16982.
