@@ -29,6 +29,7 @@ NOTEBOOKS = {
     for file in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 }
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
+CELL, FLAG = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<![\w-])--\w+")
 
 
 def on_files(files, config):
@@ -101,3 +102,8 @@ def on_page_markdown(markdown, page, config, files):
         return posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
 
     return LINK.sub(to_site, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """In the narrow columns of tables, browsers would break `--flag` behind its hyphens."""
+    return CELL.sub(lambda cell: FLAG.sub(r'<span class="flag">\g<0></span>', cell[0]), html)
