@@ -122,6 +122,7 @@ def test_one_folder_needs_no_weight(entry, folder):
         ({"probabilities": [0.5, 0.4], "min_lengths": [0, 10]}, "`probabilities`"),
         ({"micro_batch_tokens": 127}, "`micro_batch_tokens`"),
         ({"train_data": ["a", "a:2"]}, "`train_data`"),
+        ({"train_data": ["a:0"]}, "`train_data` gives a the weight 0"),
     ],
 )
 def test_settings_that_fit_no_data_are_errors_before_the_first_batch(changes, name):

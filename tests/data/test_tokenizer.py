@@ -62,7 +62,7 @@ def test_a_list_of_rows_in_memory_is_a_source(tmp_path):
     rows = [{"body": text} for text in topics.values()]
     result = train_tokenizer(source=rows, column="body", kind="bpe", vocab_size=500, output_dir=tmp_path / "out")
     assert len(AutoTokenizer.from_pretrained(result.output)) == 500
-    with pytest.raises(ValueError, match="'text' of 'the table' has no words"):
+    with pytest.raises(ValueError, match="'the table' have no text in 'text'"):
         train_tokenizer(source=[{"text": " "}], output_dir=tmp_path / "none")
 
 
@@ -70,7 +70,8 @@ def test_a_list_of_rows_in_memory_is_a_source(tmp_path):
     "flags, message",
     [
         (["--output_dir", str(ROOT)], "exists already"),
-        (["--source", ".empty.jsonl"], "'text' of '.empty.jsonl' has no words"),
+        (["--source", ".empty.jsonl"], "'.empty.jsonl' have no text in 'text'"),
+        (["--source", ".empty.jsonl", "--kind", "bpe"], "'.empty.jsonl' have no text in 'text'"),
     ],
 )
 def test_errors_leave_nothing_behind(train, tmp_path, monkeypatch, flags, message):

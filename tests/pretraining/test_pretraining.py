@@ -115,6 +115,8 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(flags, tmp_path, cha
     ("change", "message"),
     [
         ({"train_data": "nowhere"}, "nowhere holds no manifest.json"),
+        ({"validation_data": "null", "eval_strategy": "steps"}, "`validation_data` names no folder to evaluate on"),
+        ({"validation_data": "./nowhere"}, "`validation_data` is './nowhere', but there is no such file or folder"),
         ({"min_lengths": "0 5000"}, "No document has 5,000 tokens"),
         ({"max_length": 2}, "`max_length` is 2; it must be 4 or more"),
         ({"mlm_probability": 20}, "`mlm_probability` is 20.0; it must be 0 to 1"),

@@ -99,6 +99,8 @@ class DataArguments:
             # What stands behind the colon of a URL is no number.
             weighted = folder and re.fullmatch(r"[0-9.]+", weight)
             folder, weight = (folder, float(weight)) if weighted else (entry, 1.0)
+            if not weight:
+                raise ValueError(f"`train_data` gives {folder} the weight 0: raise it, or leave the folder out.")
             if folder in weights:
                 raise ValueError(f"`train_data` names {folder} twice.")
             weights[folder] = weight

@@ -130,8 +130,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         )
     if manifest is None:
         raise FileNotFoundError(
-            f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: run `prepare_data` with "
-            f"{folder} as its `output_dir`, or name the folder of an earlier run."
+            f"{folder} holds no {MANIFEST}, so it is not a tokenised corpus: give the `output_dir` of `prepare_data`, "
+            "which is run first, with raw text as its `source`."
         )
     if not manifest.finished:
         raise ValueError(f"{folder} is not finished: run `prepare_data` with the same settings again.")

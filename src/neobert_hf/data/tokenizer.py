@@ -15,6 +15,7 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import NAMED_TOKENS, check_tokenizer
+from neobert_hf.data.rows import is_empty
 from neobert_hf.data.shards import check_max_length
 from neobert_hf.data.sources import name_of, stream_text
 
@@ -78,7 +79,7 @@ def train_tokenizer(settings: TokenizerArguments) -> Result:
     with folder_lock(output):
         # 1. The vocabulary, from all of the text or its first `max_documents` documents
         texts = stream_text(settings.source, settings.column, settings.split, settings.subset)
-        texts = islice(texts, settings.max_documents)
+        texts = refuse_empty(islice(texts, settings.max_documents), settings)
         texts = tqdm(texts, "reading", settings.max_documents, unit=" documents", dynamic_ncols=True)
         train = {"wordpiece": train_wordpiece, "bpe": train_bpe}[settings.kind]
         tokenizer = train(iter(texts), settings.vocab_size, settings.max_length)
@@ -90,6 +91,19 @@ def train_tokenizer(settings: TokenizerArguments) -> Result:
     fewer = f" ({settings.vocab_size:,} were allowed; the text gave no more)"
     print(f"{output}: {len(tokenizer):,} entries{fewer if len(tokenizer) < settings.vocab_size else ''}", flush=True)
     return Result(output=output)
+
+
+def refuse_empty(texts: Iterator[str], settings: TokenizerArguments) -> Iterator[str]:
+    """The texts as they are, and behind the last of them a ValueError, if nothing was visible in any."""
+    empty = True
+    for text in texts:
+        empty = empty and is_empty(text)
+        yield text
+    if empty:
+        raise ValueError(
+            f"The documents of {name_of(settings.source)!r} have no text in {settings.column!r}: is it the column with "
+            "the text?"
+        )
 
 
 def train_wordpiece(texts: Iterator[str], vocab_size: int, max_length: int) -> BertTokenizer:

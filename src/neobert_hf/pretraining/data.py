@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from neobert_hf.common.paths import check_exists
 from neobert_hf.data.batches import DataArguments, HeldOutBatchSampler, MLMBatchSampler
 from neobert_hf.data.collator import MLMCollator
 from neobert_hf.data.documents import PreparedDocuments
@@ -46,9 +47,18 @@ def read_data(data: DataArguments, arguments: PretrainingArguments) -> Pretraini
     """Open the prepared folders, and plan the micro-batches of this process.
 
     Raises:
+        FileNotFoundError: naming the setting, if there is no such folder.
         ValueError: if folders do not fit each other or the settings, or held-out text is trained on.
     """
+    if arguments.eval_strategy != "no" and not data.validation_data:
+        raise ValueError(
+            "`validation_data` names no folder to evaluate on: give one, or set `eval_strategy` to no to train without."
+        )
     shares = data.train_folders()
+    # A configuration may name folders that the user does not know of.
+    for setting, folders in {"train_data": shares, "validation_data": data.validation_data or []}.items():
+        for folder in [each for each in folders if "://" not in each]:
+            check_exists(folder, setting)
     manifests = {folder: read_manifest(folder) for folder in [*shares, *(data.validation_data or [])]}
     first = next(iter(shares))
     for folder, manifest in manifests.items():
