@@ -21,26 +21,24 @@ import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars
 from distil import Retrieval
+from pretraining import losses_by_place
 from runner import ROOT, Settings, StoredRuns, difference, run_benchmark, table
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch.nn import functional as F
 from transformers import AutoTokenizer, DataCollatorWithFlattening
 from worth import RATES, encode, fine_tune, read_parts
 
 from neobert_hf.data import prepare_data
-from neobert_hf.data.batches import HeldOutBatchSampler
-from neobert_hf.data.collator import MLMCollator
-from neobert_hf.data.documents import PreparedDocuments
 from neobert_hf.embeddings import finetune_embeddings
 from neobert_hf.hub.averaging import average
 from neobert_hf.modeling_neobert import NeoBERTForMaskedLM
 from neobert_hf.pretraining import pretrain
 
 
-TOKENIZER = ROOT / "benchmarks/models/small"
+# The tokenizer of the stored runs.
+TOKENIZER = ROOT / "benchmarks/models/small_33m_tokens"
 # Checkpoints are kept of the last 9 of so many parts of a run.
 PARTS = 20
 ALL_MASK = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
@@ -110,6 +108,8 @@ TITLES = {
 }
 # The row that others are compared with, seed by seed.
 BASE = "linear decay"
+# Held-out losses, and the token of a text where each ends.
+LOSSES = {"loss": 256, "loss_257_to_512": 512, "loss_513_to_1024": 1024}
 # Labelled sentences for the fine-tuning on tags, and the steps on pairs of FOLDOC of the embedding run.
 TAGGED, PAIR_STEPS = (100, 3000), 150
 SPEED_RUN = (
@@ -177,25 +177,6 @@ def train(name: str, seed: int, settings: RecipeSettings) -> Path:
 
 
 @torch.no_grad()
-def held_out_losses(model: NeoBERTForMaskedLM, folder: Path) -> dict[str, float]:
-    """Nats of a masked token, by its place in the text; 20% are masked and all are [MASK], whatever the training."""
-    model.config.sparse_prediction = True
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    documents, collator = PreparedDocuments([str(folder)], 1024), MLMCollator(tokenizer)
-    losses, places = [], []
-    for keys in HeldOutBatchSampler(documents, 4096, 0, 1):
-        inputs = collator(documents.__getitems__(keys))
-        labelled = inputs["labels"][0] != -100
-        logits = model(**inputs).logits
-        losses.append(F.cross_entropy(logits.float(), inputs["labels"][0][labelled], reduction="none"))
-        lengths = inputs["cu_seq_lens_q"].diff().tolist()
-        places.append(torch.cat([torch.arange(length) for length in lengths])[labelled])
-    losses, places = torch.cat(losses).double(), torch.cat(places)
-    ends = {"loss": (0, 256), "loss_257_to_512": (256, 512), "loss_513_to_1024": (512, 1024)}
-    return {name: float(losses[(low <= places) & (places < high)].mean()) for name, (low, high) in ends.items()}
-
-
-@torch.no_grad()
 def states(model: NeoBERTForMaskedLM, rows: list[list[int]]) -> list[np.ndarray]:
     """The last hidden states (length, width) of each row of token ids; none of the tokens is masked."""
     join, found = DataCollatorWithFlattening(return_position_ids=False, return_flash_attn_kwargs=True), []
@@ -243,8 +224,9 @@ def judge(folder: Path, settings: RecipeSettings) -> dict[str, float]:
     """All numbers of a model that need no fine-tuning."""
     model = NeoBERTForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
     data = Path(settings.data)
-    probes = {"tags": probe_tags(model, data), "sections": probe_sections(model, data)}
-    return probes | held_out_losses(model, Path(settings.output_dir) / "data/validation_long")
+    found = {"tags": probe_tags(model, data), "sections": probe_sections(model, data)}
+    held_out, tokenizer = Path(settings.output_dir) / "data/validation_long", AutoTokenizer.from_pretrained(TOKENIZER)
+    return found | dict(zip(LOSSES, losses_by_place(model, tokenizer, held_out, LOSSES.values())))
 
 
 def embed(start: Path, name: str, settings: RecipeSettings) -> float:
@@ -339,9 +321,9 @@ def page(found: dict) -> list[str]:
         f"95.7, and BERT 74.9 and 88.9. FOLDOC is the search of its test after {PAIR_STEPS} steps on its pairs.",
         "If [MASK] replaces every token to predict, no loss depends on the last states of visible tokens. What BERT's "
         "80/10/10 in the last steps mends of this stands in the [log](../NOTES.md), from an earlier study.",
-        "With the masks of its training (80/10/10) the cosine ends after sixteen million tokens at 3.13 nats. The same "
-        "held-out texts and masks have 3.19 on [the page of 23 November](pretraining.md), when Muon took query, key "
-        "and value as one matrix.",
+        "With the masks of its training (80/10/10) the cosine ends after sixteen million tokens at 3.13 nats. On 23 "
+        "November, when Muon took query, key and value as one matrix, the same held-out texts and masks had 3.19. "
+        "[Pretraining](pretraining.md) has the same run with other text.",
         "## The speed run: the lowest loss with a million tokens",
         "One command, three to four minutes of a core. The newest entry is `configs/pretrain/speed_run.yaml`: "
         "`neobert-hf pretrain --config pretrain/speed_run.yaml --use_cpu true --bf16 true --train_data "
