@@ -154,6 +154,12 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
         cells(folder)
 
 
+def test_of_a_folder_without_texts_it_is_said_that_its_files_can_be_saved_as_text(tmp_path):
+    (tmp_path / "page.html").write_text("<p>x")
+    with pytest.raises(ValueError, match="page.html has an unknown format; .* a web page as text"):
+        cells(tmp_path)
+
+
 def test_documents_are_streamed_and_pictures_beside_them_left_out_aloud(tmp_path, capsys):
     for name in "abc":
         (tmp_path / f"{name}.md").write_bytes(b"\xef\xbb\xbf# How\r\n" + name.encode())

@@ -89,5 +89,10 @@ def test_a_reranker_is_a_cross_encoder(indexed, model):
         search(**indexed, text="x", reranker=model)
 
 
+def test_a_number_to_rerank_needs_a_reranker(indexed):
+    with pytest.raises(ValueError, match="`rerank` is 20, .* `reranker`"):
+        search(**indexed, text="x", rerank=20)
+
+
 def test_the_file_names_the_teacher(model, student):
     assert json.loads((student / TEACHER_FILE).read_text())["teacher"] == str(model)

@@ -158,7 +158,7 @@ def test_another_model_or_other_settings_are_refused_by_name(index, query, store
     other.save(str(tmp_path / "other"))
     transformer, _ = SentenceTransformer(str(model))
     SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="cls")]).save(str(tmp_path / "cls"))
-    for name, folder in (("fingerprint", "other"), ("pooling", "cls")):
+    for name, folder in (("model", "other"), ("fingerprint", "other"), ("pooling", "cls")):
         for run in (lambda **flags: index(corpus, **flags), lambda **flags: query("text", **flags)):
             with pytest.raises(SettingsMismatch, match=f"{name}: "):
                 run(model=tmp_path / folder)
@@ -219,6 +219,8 @@ def test_bad_queries_and_indexes_are_refused(index, query, corpus, tmp_path):
         recipes.query(index=tmp_path / "index", text=[])
     with pytest.raises(ValueError, match="`top_k` is 0"):
         query("text", top_k=0)
+    with pytest.raises(ValueError, match="`keyword_weight` is -1"):
+        query("text", keyword_weight=-1)
     lancedb.connect(tmp_path / "other").create_table("passages", [{"a": 1}])
     with pytest.raises(VectorIndexError, match="holds a table of another program"):
         query("text", index=tmp_path / "other")

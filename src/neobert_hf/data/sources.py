@@ -279,8 +279,8 @@ def local_files(source: Source, readers: Mapping[str, Reader] = READERS) -> list
         files = known
     elif unknown:
         advice = "Select the files to read by a pattern such as 'corpus/*.jsonl.gz'."
-        if path.is_file():
-            advice = "Save it as one of these, a table of Excel as CSV UTF-8."
+        if not known:
+            advice = "Save it as one of these: a table of Excel as CSV UTF-8, a PDF or a web page as text."
         raise ValueError(
             f"{unknown[0]} has an unknown format; the known ones are {', '.join(readers)}, also with "
             f"{', '.join(COMPRESSIONS)}. {advice}"

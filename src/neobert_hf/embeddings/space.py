@@ -35,9 +35,13 @@ def check_student(student: str, identity: dict[str, Any], where: str) -> None:
     """
     file = cached_file(student, TEACHER_FILE, _raise_exceptions_for_missing_entries=False)
     if file is None:
-        raise ValueError(f"{student} has no {TEACHER_FILE}, so that nobody knows in whose space its vectors lie.")
+        raise ValueError(
+            f"{student} has no {TEACHER_FILE}, which `distil` writes to say whose vectors a model learned: take a "
+            f"student of {identity['model']}, with whose vectors {where} was made, or no `query_model`."
+        )
     teacher = json.loads(Path(file).read_text(encoding="utf-8"))
     if teacher["weights"] != identity["weights"]:
         raise ValueError(
-            f"{student} learned the vectors of {teacher['teacher']}, and {where} holds those of {identity['model']}."
+            f"{student} learned the vectors of {teacher['teacher']}, and {where} holds those of {identity['model']}: "
+            "take a student of that model, or no `query_model`."
         )

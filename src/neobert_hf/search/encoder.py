@@ -171,7 +171,9 @@ class PassageEncoder:
             self.use_context(index.read_context())
         # In the form that is stored: JSON turns a tuple of pooling modes into a list.
         current = json.loads(json.dumps(self.identity))
-        check_same_index(name, index.identity | {"model": ""}, current | {"model": ""}, index.identity["model"])
+        if current["weights"] == index.identity["weights"]:
+            current["model"] = index.identity["model"]
+        check_same_index(name, index.identity, current, index.identity["model"])
 
     def notes(self) -> list[str]:
         """Notes for the user: texts get another prompt than the model's own, vectors are compared in another way than

@@ -29,6 +29,8 @@ from neobert_hf.search.passages import Passage
 from neobert_hf.search.vector_index import Hit, VectorIndex, VectorIndexError, open_index
 
 
+# Results that a reranker reads unless `rerank` says otherwise.
+RERANKED = 50
 # What LanceDB's index has in its folder; see `LanceDBIndex`.
 WRITES = ("passages.lance", "waiting", "recall.json", "context.safetensors")
 
@@ -84,13 +86,17 @@ class QuerySettings:
     reranker: str | None = field(
         default=None, metadata={"help": "a cross-encoder that orders what was found anew", "path": "or Hub id"}
     )
-    rerank: int = field(default=50, metadata={"help": "with `reranker`: how many results it reads"})
+    rerank: int | None = field(
+        default=None, metadata={"help": "with `reranker`: how many results it reads; 50 if unset"}
+    )
     json: bool = field(default=False, metadata={"help": "print one JSON object for each query"})
 
     def __post_init__(self):
         if not self.text or any(not text.strip() for text in self.text):
             raise ValueError("`text` holds an empty query, or none.")
-        check_numbers(self, {"top_k": "1 or more"})
+        check_numbers(self, {"top_k": "1 or more", "rerank": "1 or more", "keyword_weight": "0 or more"})
+        if self.rerank is not None and self.reranker is None:
+            raise ValueError(f"`rerank` is {self.rerank}, but nothing reranks: name a cross-encoder as `reranker`.")
 
 
 @dataclass
@@ -190,7 +196,7 @@ def query(place: IndexSettings, settings: QuerySettings) -> list[list[Hit]]:
 
         # 2. Search: by vectors (dense), and with a `keyword_weight` also by words (hybrid)
         found = []
-        candidates = max(settings.top_k, settings.rerank) if reranker else settings.top_k
+        candidates = max(settings.top_k, settings.rerank or RERANKED) if reranker else settings.top_k
         for text, vector in zip(settings.text, encoder.embed("query", settings.text)):
             hits = database.find(text, vector, candidates, settings.keyword_weight, settings.every_passage)
 
