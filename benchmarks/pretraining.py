@@ -280,8 +280,8 @@ def page(found: dict) -> list[str]:
         f"{first[-1]['tokens'] / 1e6:.1f} million tokens, up to 256 of a document. Then `small_long.yaml` reads "
         f"{second[-1]['tokens'] / 1e6:.1f} million, up to 1,024 of a document, "
         "from the mixture of 20% all documents, 40% of at least 256 tokens and 40% of at least 512. On the first 256 "
-        f"tokens of held-out documents stage 1 ends at {first[-1]['eval_loss']:.3f} nats. On 1,024 tokens, with the "
-        "same masks for both:",
+        f"tokens of held-out documents stage 1 ends at {first[-1]['eval_loss']:.3f} nats. Where both "
+        "read 1,024 tokens, more than any text of stage 1 had, with the same masks:",
         place_table(found),
         "## Each part of the architecture",
         "Models of 3 million parameters after 600 steps of 2,048 tokens; the runs of a seed share order, masks and "
