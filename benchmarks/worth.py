@@ -192,7 +192,7 @@ def measure(settings: WorthSettings) -> dict:
 
 def plot(found: dict) -> Figure:
     """Accuracy against the number of labelled sentences, a line each start."""
-    title = "NeoBERT needs 100 labelled sentences where BERT needs 3,000"
+    title = "With 100 labelled sentences NeoBERT is 11 points ahead of BERT"
     figure, axes = new_figure(title, "Words whose part of speech is found, %, by labelled sentences")
     lines = {}
     for name, color in COLOURS.items():
