@@ -221,9 +221,9 @@ def page(found: dict) -> list[str]:
         "mean stands half of its 95% interval.",
         table(["sentences", *COLOURS], rows),
         "Where single words decide, words alone are as good: of one-line descriptions of software (41 sections of "
-        "Debian, starts of the same kind, 5 seeds, 23 to 25 November 2026) NeoBERT placed 36.1 ± 3.7% after 100 labelled texts "
-        "and 76.9 ± 0.2% after 34,525, BERT 38.0 ± 3.6 and 77.0 ± 0.4, the untrained network 33.3 ± 2.5 and 73.5 ± "
-        "0.8, a logistic regression on words and bigrams 37.3 ± 2.9 and 78.8 ± 0.0.",
+        "Debian, starts of the same kind, 5 seeds, 23 to 25 November 2026) NeoBERT placed 36.1 ± 3.7% after 100 "
+        "labelled texts and 76.9 ± 0.2% after 34,525, BERT 38.0 ± 3.6 and 77.0 ± 0.4, the untrained network 33.3 ± 2.5 "
+        "and 73.5 ± 0.8, a logistic regression on words and bigrams 37.3 ± 2.9 and 78.8 ± 0.0.",
         f"The single runs are of {found['runs']}.",
     ]
 
