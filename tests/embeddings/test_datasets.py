@@ -68,7 +68,7 @@ def use_twice(content: dict) -> None:
 
 
 BAD_RUNS = [
-    (lambda c: c["train"]["pairs"].update(source="nowhere/a.csv"), FileNotFoundError, "pairs: .*nowhere.*`pairs`"),
+    (lambda c: c["train"]["pairs"].update(source="nowhere/pairs.jsonl"), FileNotFoundError, "nowhere/pairs.jsonl"),
     (lambda c: c.pop("evaluation"), ValueError, "eval_strategy"),
     (use_twice, ValueError, "retrieval dataset are also trained on"),
     (lambda c: c["train"]["pairs"].update(source="equal.jsonl"), ValueError, "pairs has 20 rows.*`batch_size`"),

@@ -16,7 +16,7 @@ from transformers import set_seed
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_complete
 from neobert_hf.data.held_out import report_repeated
-from neobert_hf.data.sources import local_files, name_of, read_rows
+from neobert_hf.data.sources import name_of, read_rows
 from neobert_hf.embeddings.arguments import EmbeddingArguments, PairSettings
 from neobert_hf.embeddings.datasets import (
     PairDataset,
@@ -128,13 +128,6 @@ def describe_data(settings: PairSettings) -> TrainingData:
         score = getattr(settings, "score", None)
         return describe_table(settings.pairs, settings.query, settings.positive, settings.instruction, score)
     data = read_descriptions(settings.datasets, settings.only)
-    for name, dataset in [*data.train.items(), *data.evaluation.items()]:
-        try:
-            list(map(local_files, dataset.sources()))
-        except FileNotFoundError as error:
-            # Who has forgotten `pairs` reads of a file that a configuration names.
-            advice = "Correct it there, or name your own table as `pairs`."
-            raise FileNotFoundError(f"{settings.datasets}, dataset {name}: {error} {advice}") from error
     scored = [name for name, dataset in data.train.items() if dataset.is_scored]
     if scored and not settings.learns_scores:
         raise ValueError(f"{settings.datasets}, dataset {scored[0]}: only `train_reranker` learns a `score`.")
