@@ -162,10 +162,11 @@ def pretrain_bert(neobert: Path, given: dict[str, Any]) -> None:
 def train(
     folder: Path, settings: dict[str, Any], config: str = "small", bert_like: Path | None = None
 ) -> list[dict[str, float]]:
-    """Train on one thread, unless this has been done; return the held-out loss, with the tokens seen until each.
+    """Train, unless this has been done, and return the held-out losses, with the tokens seen until each.
 
     Args:
-        bert_like: a NeoBERT; what is trained is a BERT of its shape.
+        bert_like: a NeoBERT; what is trained is a BERT of its shape, with the threads of this process. A NeoBERT is
+            trained on one.
     """
     settings = {"config": f"pretrain/{config}.yaml", "output_dir": folder, "report_to": "none"} | settings | TRIAL
     if not (folder / "log.json").exists():
