@@ -91,7 +91,7 @@ class PretrainingSettings(Settings):
         metadata={"help": "folder with train.parquet and validation.parquet", "path": True},
     )
     output_dir: str = field(default="runs/pretraining_benchmark", metadata={"help": "data, runs and logs"})
-    bf16: bool = field(default=False, metadata={"help": "all but the ablations in bfloat16 autocast"})
+    bf16: bool = field(default=False, metadata={"help": "train in bfloat16 autocast"})
 
 
 def prepare(text: str, data: Path) -> None:
@@ -206,7 +206,7 @@ def losses_by_place(
     return [float(losses[(low <= places) & (places < high)].mean()) for low, high in zip([0, *ends], ends)]
 
 
-def run_ablations(output: Path) -> dict[str, list[float]]:
+def run_ablations(output: Path, common: dict[str, Any]) -> dict[str, list[float]]:
     """Held-out loss of each ablation and seed. Two runs are trained at a time, with one thread each."""
     data = output / "data"
 
@@ -216,7 +216,7 @@ def run_ablations(output: Path) -> dict[str, list[float]]:
         short = "_short" if other == PACKED else ""
         text = {"train_data": data / f"train{short}", "validation_data": data / f"validation{short}"}
         folder = output / f"ablation_{list(ABLATIONS).index(name)}_{seed}"
-        return train(folder, text | ABLATION | special | {"seed": seed})[-1]["eval_loss"]
+        return train(folder, common | text | ABLATION | special | {"seed": seed})[-1]["eval_loss"]
 
     with ThreadPoolExecutor(2) as executor:
         losses = list(executor.map(final_loss, product(range(SEEDS), ABLATIONS)))
@@ -227,12 +227,12 @@ def measure(settings: PretrainingSettings) -> dict:
     output = Path(settings.output_dir)
     data = output / "data"
     prepare(settings.text, data)
-    common = {"validation_data": data / "validation", "use_cpu": True, "bf16": settings.bf16}
-    short = common | {"train_data": data / "train"}
-    long = common | {"train_data": data / "train_long", "init_from": output / "stage_1"}
+    common = {"use_cpu": True, "bf16": settings.bf16}
+    short = common | {"train_data": data / "train", "validation_data": data / "validation"}
+    long = short | {"train_data": data / "train_long", "init_from": output / "stage_1"}
     stages = [train(output / "stage_1", short), train(output / "stage_2", long, config="small_long")]
     bert = train(output / "bert", short | BERT, bert_like=output / "stage_1/model")
-    return {"stages": stages, "places": judge(output), "bert": bert, "ablations": run_ablations(output)}
+    return {"stages": stages, "places": judge(output), "bert": bert, "ablations": run_ablations(output, common)}
 
 
 def judge(output: Path) -> dict[str, list[float]]:

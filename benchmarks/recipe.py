@@ -2,7 +2,7 @@
 
     python benchmarks/data.py --output_dir data/benchmark
     python benchmarks/recipe.py --bf16 true --seeds 3                # without AVX512-BF16 leave --bf16 out
-    python benchmarks/recipe.py --bf16 true --steps 8000 --runs cosine stable "linear decay"
+    python benchmarks/recipe.py --bf16 true --steps 8000 --runs cosine "stable, 2e-3" "linear decay, 2e-3"
 
 480 steps take three minutes of a CPU core, 8,000 an hour. Every run is the recipe `pretrain` with
 `configs/pretrain/small.yaml` and the settings in `RUNS`. Runs of a seed have the same initial weights, text, order and
@@ -38,7 +38,7 @@ from neobert_hf.pretraining import pretrain
 
 
 # The tokenizer of the stored runs.
-TOKENIZER = ROOT / "benchmarks/models/small_33m_tokens"
+TOKENIZER = ROOT / "benchmarks/models/small"
 # Checkpoints are kept of the last 9 of so many parts of a run.
 PARTS = 20
 ALL_MASK = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
@@ -74,10 +74,13 @@ RUNS = {
     "mean of 9": Variant(start="stable", averaged=tuple(range(12, 21))),
     "decay": decay("stable"),
     "linear decay": decay("stable", decay_shape="linear"),
+    "longer linear decay": decay("stable", 8, decay_shape="linear"),
     "linear decay, fewer masks": decay("stable", decay_shape="linear", final_mlm_probability=0.05),
     "linear decay, edited text": decay("stable", decay_shape="linear", train_data="train_edited"),
+    "stable, 2e-3": Variant({"schedule": "constant", "learning_rate": 2e-3}),
+    "linear decay, 2e-3": decay("stable, 2e-3", decay_shape="linear", learning_rate=2e-3),
+    "longer linear decay, 2e-3": decay("stable, 2e-3", 8, decay_shape="linear", learning_rate=2e-3),
     "speed run": Variant(WSD),
-    "speed run, 8e-3": Variant(WSD | {"learning_rate": 8e-3}),
     "speed run, masks fall": Variant(WSD | {"mlm_probability": 0.3, "final_mlm_probability": 0.1}),
     "stable, all [MASK]": Variant({"schedule": "constant"} | ALL_MASK),
     "linear decay, all [MASK]": decay("stable, all [MASK]", decay_shape="linear", **ALL_MASK),
@@ -95,12 +98,15 @@ TITLES = {
     "mean of 9": "the mean of its checkpoints of the last 40%",
     "decay": "its last 20% decay by 1 - sqrt",
     "linear decay": "its last 20% decay linearly",
-    "linear decay, fewer masks": "the same, with masks from 20% to 5% in it",
-    "linear decay, edited text": "the same, on edited text",
+    "longer linear decay": "its last 40% decay linearly",
+    "linear decay, fewer masks": "its last 20% decay linearly, with masks from 20% to 5% in it",
+    "linear decay, edited text": "the same decay on edited text",
+    "stable, 2e-3": "80/10/10, Muon at 2e-3, stable",
+    "linear decay, 2e-3": "its last 20% decay linearly",
+    "longer linear decay, 2e-3": "its last 40% decay linearly",
     "speed run": "stable and linear decay in one run",
-    "speed run, 8e-3": "the same at 8e-3",
     "speed run, masks fall": "stable and linear decay in one run, masks from 30% to 10% throughout",
-    "stable, all [MASK]": "all [MASK], stable",
+    "stable, all [MASK]": "all [MASK], Muon at 4e-3, stable",
     "linear decay, all [MASK]": "its last 20% decay linearly",
     "20%, 80/10/10": "the same, with 80/10/10 in it",
     "10%, 80/10/10": "with 80/10/10 in a decay of 10%",

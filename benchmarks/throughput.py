@@ -176,13 +176,13 @@ def plot(found: dict) -> Figure:
 
 def page(found: dict) -> list[str]:
     return [
-        "# Texts of mixed lengths are where NeoBERT is the fastest encoder",
+        "# With texts of mixed lengths NeoBERT is as fast as encoders of half its size, or faster",
         "![Real tokens a second of each encoder](throughput.png)",
         "The forward pass of published shapes with random weights. A cell is the real tokens a second, the median of "
         f"{ROUNDS} rounds. Rows of mixed lengths have 35% of the tokens of the longest on average. NeoBERT computes no "
         "padding, the others do. The top of `benchmarks/throughput.py` says how it is measured.",
         speed_table(found),
-        "## NeoBERT takes little more time than its matrix products",
+        "## Most of NeoBERT's time are its matrix products",
         "The same shapes in float32: the encoder's forward pass, and the forward and backward pass of masked language "
         "modelling without the optimizer. `share` is the time of the bare matrix products over that of the model.",
         step_table(found["steps"]),
