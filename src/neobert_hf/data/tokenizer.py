@@ -88,8 +88,12 @@ def train_tokenizer(settings: TokenizerArguments) -> Result:
         # 2. The folder
         with atomic_folder(output) as partial:
             tokenizer.save_pretrained(partial)
-    fewer = f" ({settings.vocab_size:,} were allowed; the text gave no more)"
-    print(f"{output}: {len(tokenizer):,} entries{fewer if len(tokenizer) < settings.vocab_size else ''}", flush=True)
+    note = ""
+    if len(tokenizer) < settings.vocab_size:
+        note = f" ({settings.vocab_size:,} were allowed; the text gave no more)"
+    elif len(tokenizer) > settings.vocab_size:
+        note = f" ({settings.vocab_size:,} were asked for; special tokens and single characters are never left out)"
+    print(f"{output}: {len(tokenizer):,} entries{note}", flush=True)
     return Result(output=output)
 
 

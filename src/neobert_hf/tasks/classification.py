@@ -89,7 +89,7 @@ def check_not_numbers(rows: Sequence[Row], column: str) -> None:
     if decimals or len(set(numbers)) > max(20, len(numbers) / 2):
         raise ValueError(
             f"{column!r} holds numbers such as {(decimals or numbers)[0]:g}, and each would be a class. To learn "
-            "numbers, use `regress` (examples/run_regression.py); if they are classes, give them names."
+            "numbers, use `regress`; if they are classes, give them names."
         )
 
 
