@@ -292,7 +292,7 @@ def page(found: dict) -> list[str]:
         "The curve of BERT is the same code with the best settings of a short search: Muon at 1e-3, and initial "
         f"weights with a deviation of 0.05. It ends at {found['bert'][-1]['eval_loss']:.3f} nats. It learns nothing "
         "but the frequency of words for longer, perhaps because of its learned positions, which also cost a NeoBERT "
-        "half a nat above.",
+        "0.6 nats above.",
         "The models of stage 1 and of BERT are `benchmarks/models/small` and `bert`.",
     ]
 
