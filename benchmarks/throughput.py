@@ -182,7 +182,7 @@ def page(found: dict) -> list[str]:
         f"{ROUNDS} rounds. Rows of mixed lengths have 35% of the tokens of the longest on average. NeoBERT computes no "
         "padding, the others do. The top of `benchmarks/throughput.py` says how it is measured.",
         speed_table(found),
-        "## Most of NeoBERT's time are its matrix products",
+        "## Most of NeoBERT's time goes into its matrix products",
         "The same shapes in float32: the encoder's forward pass, and the forward and backward pass of masked language "
         "modelling without the optimizer. `share` is the time of the bare matrix products over that of the model.",
         step_table(found["steps"]),
