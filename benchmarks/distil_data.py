@@ -17,7 +17,6 @@ entry of the tests of data.py, or about Perl.
 import gzip
 import random
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from distil import read_retrievals
-from kinds_data import files_of, paragraphs, read
+from kinds_data import fetch, files_of, paragraphs, read
 
 
 MANUALS = (
@@ -51,14 +50,6 @@ QUESTIONS = {
     "What happens if {}?": r"\b(?:If|When) ([a-z][^,.;]{8,80}), ",
     "What is {}?": r"(?<=[.!?] )((?!This|That|It |There|He |She |What|Here)[A-Z][^,.;:]{2,40}) (?:is|are) (?:an?|the) ",
 }
-
-
-def download(packages: Path) -> None:
-    for name in (*MANUALS, *OTHERS):
-        if not (packages / name).exists():
-            # Another release may not have one of them.
-            if subprocess.run(["apt-get", "download", name], cwd=packages).returncode == 0:
-                subprocess.run(["dpkg-deb", "-x", next(packages.glob(f"{name}_*.deb")), packages / name], check=True)
 
 
 def manual(packages: Path, name: str) -> Iterator[str]:
@@ -145,9 +136,8 @@ def write_dictionaries(data: Path, output: Path) -> None:
 
 
 def main(data: Path, packages: Path, output: Path) -> None:
-    for folder in (packages, output):
-        folder.mkdir(parents=True, exist_ok=True)
-    download(packages)
+    output.mkdir(parents=True, exist_ok=True)
+    fetch(packages, [*MANUALS, *OTHERS])
     write_texts(data, packages, output / "texts.parquet")
     write_dictionaries(data, output)
 

@@ -1,6 +1,6 @@
 """Which share of its teacher a distilled model keeps on texts of kinds that it has not seen.
 
-    python benchmarks/kinds_data.py packages lists data/kinds    # its first lines say what to download
+    python benchmarks/kinds_data.py packages data/kinds
     python benchmarks/kinds.py --data data/kinds
 
 Five kinds of searches, each with its own documents: questions of FAQs, titles of sections, the purpose of a command and
@@ -9,14 +9,17 @@ nothing; `choose_` files are for choosing among models. Shares are of the teache
 bootstrap over the queries.
 
 Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
-were not trained for it. A `--reranker` orders the first 50 documents of each model with BM25 anew, as `query` does.
+were not trained for it. `cut_teacher.py` trains such layers. Each of the `--rerankers` orders the first 50 documents of
+the first model with BM25 anew, as `query` does, for some of the queries.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from datasets import Dataset
 from distil import BM25, KEYWORD_WEIGHT, STATIC, TEACHER, Retrieval, static_model
 from runner import Settings, run_benchmark, table
@@ -24,10 +27,11 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch import nn
 
 import neobert_hf  # noqa: F401  (registers the architecture)
+from neobert_hf.training.arguments import fast_bfloat16
 
 
 ROUNDS = 2_000
-ALONE, TOGETHER, RERANKED = "alone", "with BM25", "with BM25, the first 50 reranked"
+ALONE, TOGETHER, RERANKED = "alone", "with BM25", "with BM25, the first 50 ordered anew"
 WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index", RERANKED)
 # As many as `query --rerank` reads by default.
 FIRST = 50
@@ -45,9 +49,11 @@ class KindsSettings(Settings):
     models: list[str] = field(
         default_factory=lambda: ["models/distilled=models/distilled"], metadata={"help": "NAME=FOLDER of each student"}
     )
-    reranker: str | None = field(
-        default=None, metadata={"help": "a cross-encoder that orders what the students found anew", "path": "or Hub id"}
+    rerankers: list[str] = field(
+        default_factory=list,
+        metadata={"help": "NAME=FOLDER of cross-encoders that order anew what the first model found"},
     )
+    reranked_queries: int = field(default=200, metadata={"help": "queries of each kind that the rerankers order"})
 
 
 def measure(settings: KindsSettings) -> list[dict]:
@@ -55,7 +61,9 @@ def measure(settings: KindsSettings) -> list[dict]:
     teacher, found = SentenceTransformer(settings.teacher, device="cpu"), []
     models = {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
     models |= {CUT: cut(teacher), STATIC: static_model(teacher)}
-    reranker = CrossEncoder(settings.reranker, device="cpu") if settings.reranker else None
+    rerankers = dict(entry.split("=", 1) for entry in settings.rerankers)
+    dtype = torch.bfloat16 if fast_bfloat16(torch.device("cpu")) else torch.float32
+    rerankers = {name: CrossEncoder(folder, device="cpu").to(dtype) for name, folder in rerankers.items()}
     for file in sorted(Path(settings.data).glob("*.parquet")):
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
@@ -64,6 +72,7 @@ def measure(settings: KindsSettings) -> list[dict]:
         alone = test.ndcg(of_teacher[0] @ of_teacher[1].T)
         together = test.ndcg(of_teacher[0] @ of_teacher[1].T + KEYWORD_WEIGHT * by_words)
         scores = {BM25: {ALONE: described(test.ndcg(by_words), alone)}}
+        orders: dict[str, np.ndarray] = {}
         scores[TEACHER] = {ALONE: described(alone, alone), TOGETHER: described(together, together)}
         for name, model in models.items():
             queries, documents = vectors(model, test)
@@ -71,20 +80,25 @@ def measure(settings: KindsSettings) -> list[dict]:
             cosines[TOGETHER] = queries @ documents.T + KEYWORD_WEIGHT * by_words, together
             if documents.shape[1] == of_teacher[1].shape[1]:
                 cosines |= {WAYS[2]: (queries @ of_teacher[1].T, alone), WAYS[3]: (of_teacher[0] @ documents.T, alone)}
-            if reranker is not None and name in folders:
-                cosines[RERANKED] = reranked(reranker, test, cosines[TOGETHER][0]), together
             scores[name] = {way: described(test.ndcg(each), reference) for way, (each, reference) in cosines.items()}
+            print(f"{file.stem}, {name}: {scores[name]}", flush=True)
+            if rerankers and name == next(iter(folders)):
+                some = Retrieval(test.queries[: settings.reranked_queries], test.documents)
+                orders = {"as found": cosines[TOGETHER][0][: len(some.queries)]}
+                orders |= {title: reranked(reranker, some, orders["as found"]) for title, reranker in rerankers.items()}
+        for name, order in orders.items():
+            scores[name] = {RERANKED: described(some.ndcg(order), together[: len(some.queries)])}
             print(f"{file.stem}, {name}: {scores[name]}", flush=True)
         found.append({"kind": file.stem, "queries": len(test.queries), "scores": scores})
     return found
 
 
-def cut(teacher: SentenceTransformer) -> SentenceTransformer:
+def cut(teacher: SentenceTransformer, kept: Sequence[int] = KEPT) -> SentenceTransformer:
     """A copy of the teacher with some of its layers, if it has them, and as it is if not."""
     model = deepcopy(teacher)
     layers = getattr(getattr(model[0].model, "encoder", None), "layer", ())
-    if len(layers) > max(KEPT):
-        model[0].model.encoder.layer = nn.ModuleList(layers[number] for number in KEPT)
+    if len(layers) > max(kept):
+        model[0].model.encoder.layer = nn.ModuleList(layers[number] for number in kept)
     return model
 
 

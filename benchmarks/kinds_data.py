@@ -1,13 +1,12 @@
 """Make five retrieval tests of kinds that no dictionary is: Parquet files with the columns `query` and `document`.
 
-    apt-get download PACKAGE    # of those named below; dpkg-deb -x FILE packages/PACKAGE
-    pip download --no-deps django networkx scrapy nltk beautifulsoup4 soupsieve    # unzip each in packages/py_NAME
-    apt-get update -o Acquire::Languages=en -o Dir::State::lists=lists
-    python benchmarks/kinds_data.py packages lists data/kinds
+    apt-get install mandoc lz4
+    python benchmarks/kinds_data.py packages data/kinds
 
 Questions of FAQs and their answers, titles and their sections, a command's purpose and its manual page, a package's
 short and its long description, and a function's docstring and its code. The document with the query's number is the
-right one. The commands mandoc and lz4 are needed. Nothing about Perl is used.
+right one. It needs a Debian or Ubuntu machine, whose `apt-get download` and `pip download` fetch what is missing.
+Nothing about Perl is used.
 """
 
 import ast
@@ -19,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,6 +41,31 @@ OTHER_LANGUAGES = re.compile(r"/(ca|cs|da|de|el|es|fi|fr|hu|it|ja|ko|nb|nl|pl|pt
 # Of a section or a question.
 NUMBER = re.compile(r"^(Chapter |Question |Q: *|Q?[\d.A-Z]{0,8}\d[.):]*[\d.]*\s+|[\d.]+\)?\s*)")
 LEFT_OUT = {"script", "style", "nav", "head", "header", "footer"}
+
+
+def fetch(packages: Path, names: list[str]) -> None:
+    """Fetch and unpack the packages of Debian, and those of PyPI (`py_NAME`), that have no folder yet."""
+    packages.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        folder = packages / name
+        if folder.exists():
+            continue
+        with TemporaryDirectory(dir=packages) as fetched:
+            debian = ["apt-get", "download", name]
+            python = [sys.executable, "-m", "pip", "download", "--no-deps", name.removeprefix("py_")]
+            # Another release of Debian may not have one of them.
+            if subprocess.run(python if name.startswith("py_") else debian, cwd=fetched).returncode == 0:
+                (file,) = Path(fetched).iterdir()
+                unpack = ["dpkg-deb", "-x"] if file.suffix == ".deb" else [sys.executable, "-m", "zipfile", "-e"]
+                subprocess.run([*unpack, file, folder], check=True)
+
+
+def fetch_descriptions(lists: Path) -> None:
+    """Fetch the English descriptions of all packages of Debian."""
+    if not lists.exists():
+        (lists / "partial").mkdir(parents=True)
+        options = ["-o", "Acquire::Languages=en", "-o", f"Dir::State::lists={lists.resolve()}"]
+        subprocess.run(["apt-get", "update", *options], check=True)
 
 
 class Paragraphs(HTMLParser):
@@ -180,13 +205,15 @@ def chosen(pairs: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
     return found[:MOST_QUERIES]
 
 
-def main(packages: Path, lists: Path, output: Path) -> None:
+def main(packages: Path, output: Path) -> None:
+    fetch(packages, FAQ_PACKAGES + MANUAL_PACKAGES + SECTION_PACKAGES + CODE_PACKAGES)
+    fetch_descriptions(packages / "lists")
     output.mkdir(parents=True, exist_ok=True)
     kinds = {
         "test_questions": questions(packages),
         "test_manual_pages": manual_pages(packages),
         "choose_titles": titles(packages),
-        "choose_packages": package_descriptions(lists),
+        "choose_packages": package_descriptions(packages / "lists"),
         "choose_code": docstrings(packages),
     }
     for name, pairs in kinds.items():
@@ -197,4 +224,4 @@ def main(packages: Path, lists: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:3]))

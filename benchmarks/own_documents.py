@@ -1,6 +1,6 @@
 """Whether a model that has learned from one's documents answers real questions better, and whether the recipe knows.
 
-    python benchmarks/own_documents_data.py packages data/own_documents    # its first lines say what to download
+    python benchmarks/own_documents_data.py packages data/own_documents
     python benchmarks/own_documents.py --data data/own_documents
 
 `retrieval_from_documents` sees the documents of each collection, and neither it nor the model has seen the questions.

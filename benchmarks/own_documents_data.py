@@ -1,6 +1,5 @@
 """Make three collections of documents with real questions: the documentation of packages, and their FAQs.
 
-    apt-get download PACKAGE    # of those named below; dpkg-deb -x FILE packages/PACKAGE
     python benchmarks/own_documents_data.py packages data/own_documents
 
 Each folder gets `documents.jsonl` (`id`, `text`), pages of documentation and the answers of the FAQ without their
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kinds_data import NUMBER, OTHER_LANGUAGES, is_question, paragraphs, sections
+from kinds_data import NUMBER, OTHER_LANGUAGES, fetch, is_question, paragraphs, sections
 
 
 # A folder of pages in a package, and the pages that are its FAQ.
@@ -83,6 +82,7 @@ def collect(packages: Path, places: list[tuple[str, str]]) -> tuple[list[dict], 
 
 
 def main(packages: Path, output: Path) -> None:
+    fetch(packages, sorted({folder.split("/")[0] for places in COLLECTIONS.values() for folder, _ in places}))
     for name, places in COLLECTIONS.items():
         print(name, end=": ")
         documents, questions = collect(packages, places)

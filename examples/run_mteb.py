@@ -3,7 +3,8 @@
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model runs/embeddings/model
     python examples/run_mteb.py --config configs/mteb/eng_v1.yaml --model chandar-lab/NeoBERT --tasks STS Clustering
     python examples/run_mteb.py --config configs/mteb/eng_v2.yaml --model runs/embeddings/model
-    python examples/run_mteb.py --config configs/mteb/local.yaml --model runs/embeddings/model
+    python examples/run_mteb.py --config configs/mteb/local.yaml --local_tasks my/tasks.yaml \\
+        --model runs/embeddings/model
 
 The model is any dense Sentence Transformers model with a Transformers encoder, or a pretrained encoder, which gets mean
 pooling (zero-shot). After an interruption, run the same command again: finished tasks are not repeated. `output_dir`

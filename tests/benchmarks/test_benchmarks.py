@@ -14,7 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from encoders import ENCODERS, build_model
-from transformers import BertConfig, BertForMaskedLM, pipeline
+from transformers import BertConfig, BertForMaskedLM, BertModel, pipeline
 
 from neobert_hf import NeoBERTConfig
 from tests.helpers.models import ROOT, save_encoder
@@ -181,11 +181,34 @@ def test_a_model_that_is_its_own_teacher_keeps_all_of_every_kind(run, tmp_path):
     SentenceTransformer(str(start), device="cpu").save(str(tmp_path / "teacher"))
     teacher = tmp_path / "teacher"
     CrossEncoder(str(start), num_labels=1, device="cpu").save(str(tmp_path / "reranker"))
-    flags = f"--data {tmp_path / 'kinds'} --teacher {teacher} --models small={teacher} --reranker {tmp_path}/reranker"
+    flags = f"--data {tmp_path / 'kinds'} --teacher {teacher} --models small={teacher} "
+    flags += f"--rerankers pairs={tmp_path}/reranker --reranked_queries 1"
     _, page = run("kinds", flags)
     (row,) = re.findall(r"^\| small .*", page.split("\n| its queries")[1], re.MULTILINE)[:1]
     assert row == "| small | 1.000 (1.000 to 1.000) | 1.000 (1.000 to 1.000) |"
-    assert page.count("\n| with BM25, the first 50 reranked |") == 2  # Its nDCG@10, and shares.
+    assert page.count("\n| with BM25, the first 50 ordered anew |") == 2  # Its nDCG@10, and shares.
+
+
+@pytest.mark.slow
+def test_three_of_a_teachers_layers_come_nearer_to_its_vectors(tmp_path, monkeypatch):
+    import cut_teacher
+    from sentence_transformers import SentenceTransformer
+
+    texts = [text for topic in topics.values() for text in topic.split("\n\n") if len(text.split()) > 30][:200]
+    tokenizer = word_tokenizer(" ".join(texts), 400, 64)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 6}
+    torch.manual_seed(0)
+    encoder = BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes))
+    for part in (encoder, tokenizer):
+        part.save_pretrained(tmp_path / "bert")
+    SentenceTransformer(str(tmp_path / "bert"), device="cpu").save(str(tmp_path / "teacher"))
+    write_rows([{"text": text} for text in texts], tmp_path / "texts.parquet")
+    monkeypatch.setattr(cut_teacher, "RATE", 2e-3)
+    cut_teacher.main(str(tmp_path / "teacher"), str(tmp_path / "texts.parquet"), tmp_path / "cut")
+    teacher, after = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("teacher", "cut/model"))
+    wanted, before = teacher.encode(texts), cut_teacher.cut(teacher).encode(texts)
+    assert len(after[0].model.encoder.layer) == after[0].model.config.num_hidden_layers == 3
+    assert ((after.encode(texts) - wanted) ** 2).mean() < 0.7 * ((before - wanted) ** 2).mean()
 
 
 def test_a_reranker_orders_the_first_documents_and_leaves_the_others_behind_them():

@@ -12,5 +12,6 @@ def help_of(function: Callable, everything: bool = False) -> str:
     words = " ".join(f"[{name}]" for name in function.positional)
     usage = " ".join(f"usage: neobert-hf {command} {words} [--config FILE.yaml] [--setting value ...]".split())
     purpose = inspect.getdoc(function).split("\n\n")[0]
-    ending = [] if everything else ["", "--help_all also lists the settings of Transformers."]
-    return "\n".join([usage, "", purpose, "", help_text(function.kinds, everything), *ending, ""])
+    settings, more = help_text(function.kinds, everything), help_text(function.kinds, True)
+    ending = ["", "--help_all also lists the settings of Transformers."] if more != settings else []
+    return "\n".join([usage, "", purpose, "", settings, *ending, ""])

@@ -274,7 +274,10 @@ def _on_ray(call: Callable[[Part], None], parts: list[Part], address: str, gpus:
         raise ImportError("`ray` needs the extra `scale`: pip install 'neobert_hf[scale]'.") from error
     # A connection that the caller has made stays, and so do its workers.
     keep = ray.is_initialized()
-    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
+    try:
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
+    except ConnectionError as error:
+        raise ConnectionError(f"`ray` is {address!r}, where no cluster runs: start `ray start --head`.") from error
     kind, resources = ("GPU", {"num_gpus": 1}) if gpus else ("CPU", {"num_cpus": 1})
     # Ray does a part again whose worker or node died, three times.
     task = ray.remote(**resources)(lambda part: call(part))

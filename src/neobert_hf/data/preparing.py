@@ -228,9 +228,10 @@ def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, 
         if rows := min(part.rows, SAMPLED_DOCUMENTS - len(texts)):
             texts += read_texts(replace(part, rows=rows), settings.column)
     if len(texts) < 2:
+        skipped = f" behind the first {settings.skip_documents:,}, which are skipped" if settings.skip_documents else ""
         raise ValueError(
-            f"{settings.source!r} holds {len(texts)} of the documents that are asked for; a corpus needs 2 or more. If "
-            'all text is in one .txt file, write JSON lines, {"text": "..."} for each document.'
+            f"{settings.source!r} holds {len(texts)} of the documents that are asked for{skipped}; a corpus needs 2 or "
+            'more. If all text is in one .txt file, write JSON lines, {"text": "..."} for each document.'
         )
     # Of a book, the beginning says enough.
     encoded = tokenizer([text[:10_000] for text in texts], add_special_tokens=False, verbose=False)["input_ids"]

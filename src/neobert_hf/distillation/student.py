@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
@@ -45,6 +46,7 @@ from neobert_hf.data.tokenizer import INPUTS
 from neobert_hf.distillation.teacher import Targets, states_alone
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
+from neobert_hf.training.arguments import fast_bfloat16
 
 
 # Of the similarities in the loss. 0.05 and 0.03 make their part of it so large that vectors come less near to the
@@ -189,7 +191,10 @@ class Student(nn.Module):
 def find_nearest(vectors: torch.Tensor, count: int) -> torch.Tensor:
     """The numbers of the `count` nearest vectors of each, by their cosine, or of all if there are fewer."""
     count = min(count, len(vectors))
-    return torch.cat([(rows @ vectors.T).topk(count).indices for rows in vectors.split(ROWS)])
+    # The time grows with the square of the texts. Few of the nearest change places by the rounding.
+    vectors = vectors.bfloat16() if fast_bfloat16(vectors.device) else vectors
+    parts = tqdm(vectors.split(ROWS), unit=" parts", desc="the nearest texts are found")
+    return torch.cat([(rows @ vectors.T).topk(count).indices for rows in parts])
 
 
 def difference(found: torch.Tensor, wanted: torch.Tensor, itself: torch.Tensor, temperature: float) -> torch.Tensor:

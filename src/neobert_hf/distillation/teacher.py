@@ -34,6 +34,7 @@ from neobert_hf.cpu_neobert import pack_linear_layers
 from neobert_hf.data.sources import Source, name_of, stream_text
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
+from neobert_hf.training.arguments import fast_bfloat16
 
 
 # A passage is as many sentences as fit into one of these numbers of characters, which is drawn for each passage. The
@@ -120,13 +121,6 @@ def choose_texts(sources: Sequence[Source], column: str, most_passages: int) -> 
         [text for passage in some for text in texts_of(passage)] for some in (chosen[held_out:], chosen[:held_out])
     )
     return to_learn, to_measure
-
-
-def fast_bfloat16(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 faster than in float32: other CPUs only emulate it."""
-    if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
 def load_teacher(path: str, device: torch.device) -> SentenceTransformer:

@@ -14,9 +14,9 @@ from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.sources import list_of
 from neobert_hf.distillation.student import Student, cosine_to_teacher
-from neobert_hf.distillation.teacher import Targets, fast_bfloat16
+from neobert_hf.distillation.teacher import Targets
 from neobert_hf.embeddings.space import write_teacher
-from neobert_hf.training.arguments import BF16, fix, follow_hardware, refused_by
+from neobert_hf.training.arguments import BF16, fast_bfloat16, fix, follow_hardware, refused_by
 from neobert_hf.training.run import Run
 from neobert_hf.training.trainer import ResumableTrainer
 

@@ -117,6 +117,13 @@ def refused_by(fixed: dict[str, Any], unused: dict[str, str | None]) -> set[str]
     return {*FIXED, *fixed, *unused}
 
 
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 faster than in float32: other CPUs only emulate it."""
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
 def follow_hardware(arguments: TrainingArguments) -> None:
     """If `bf16` is unset, use it where a GPU computes in it; CPUs train in float32 unless they are told otherwise."""
     if arguments.bf16 is None:

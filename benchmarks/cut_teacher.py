@@ -1,0 +1,87 @@
+"""Train some of a teacher's layers to give the teacher's vectors, as a rival of a distilled NeoBERT.
+
+    python benchmarks/distil_data.py data/benchmark runs/packages runs/small
+    python benchmarks/cut_teacher.py sentence-transformers/all-MiniLM-L6-v2 runs/small/texts.parquet runs/cut
+    python benchmarks/cut_teacher.py sentence-transformers/all-MiniLM-L6-v2 runs/small/texts.parquet runs/cut_1 0
+    python benchmarks/kinds.py --models models/distilled=models/distilled 'teacher cut to 3 layers=runs/cut/model'
+
+Sentence Transformers' own way: `MSELoss` against the teacher's vectors. The texts are cut as `distil` cuts them, each
+is learned once. An interrupted command goes on when it is run again.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from kinds import KEPT, cut
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.sentence_transformer.losses import MSELoss
+from torch import nn
+from transformers.trainer_utils import get_last_checkpoint
+
+from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.distillation.teacher import choose_texts, compute_targets, load_teacher
+from neobert_hf.training.arguments import fast_bfloat16
+
+
+PASSAGES, BATCH, RATE = 15_000, 80, 2e-4
+# Batches whose texts are sorted by length, so that few places of a batch are padding.
+BATCHES_OF_PART = 50
+
+
+class SortedInParts(DefaultBatchSampler):
+    """Random batches of texts of about one length: BERT computes padding."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        lengths, size = np.array([len(text) for text in self.sampler["text"]]), BATCHES_OF_PART * self.batch_size
+        generator = np.random.default_rng(self.seed)
+        order = generator.permutation(len(lengths))
+        for part in (order[start : start + size] for start in range(0, len(order), size)):
+            ordered = part[np.argsort(lengths[part], kind="stable")].tolist()
+            batches = [ordered[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
+            yield from (batches[number] for number in generator.permutation(len(batches)))
+
+
+def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) -> None:
+    texts, _ = choose_texts([source], "text", PASSAGES)
+    reader = load_teacher(teacher, torch.device("cpu"))
+    targets = compute_targets(reader, model_fingerprint(teacher), texts, output / "teacher")
+    vectors = torch.cat([file["vectors"] for file in targets.files]).numpy()
+    rows = Dataset.from_dict({"text": [text.content for text in texts], "label": vectors})
+    student = cut(SentenceTransformer(teacher, device="cpu").float(), layers)
+    student[0].model.config.num_hidden_layers = len(layers)
+    for module in student.modules():
+        if isinstance(module, nn.Dropout):
+            # A vector to copy is the same each time; on a CPU attention takes twice as long with dropout.
+            module.p = 0.0
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(output),
+        num_train_epochs=1,
+        per_device_train_batch_size=BATCH,
+        learning_rate=RATE,
+        warmup_steps=0.06,
+        use_cpu=True,
+        batch_sampler=SortedInParts,
+        bf16=fast_bfloat16(torch.device("cpu")),
+        save_steps=200,
+        save_total_limit=1,
+        logging_steps=50,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = SentenceTransformerTrainer(student, arguments, rows, loss=MSELoss(student))
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(output)))
+    student.save(str(output / "model"), create_model_card=False)
+    print(f"{output / 'model'}: {targets.lengths.sum():,} tokens of {len(texts):,} texts", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3], Path(sys.argv[3]), [int(layer) for layer in sys.argv[4:]] or KEPT)
