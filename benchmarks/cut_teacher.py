@@ -33,7 +33,7 @@ from neobert_hf.training.arguments import fast_bfloat16
 
 
 PASSAGES, BATCH, RATE = 15_000, 80, 2e-4
-# Batches whose texts are sorted by length, so that few places of a batch are padding.
+# So many batches are sorted by length together, so that few of their places are padding.
 BATCHES_OF_PART = 50
 
 
@@ -57,7 +57,10 @@ def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) 
     vectors = torch.cat([file["vectors"] for file in targets.files]).numpy()
     rows = Dataset.from_dict({"text": [text.content for text in texts], "label": vectors})
     student = cut(SentenceTransformer(teacher, device="cpu").float(), layers)
-    student[0].model.config.num_hidden_layers = len(layers)
+    if student[0].model.config.num_hidden_layers != len(layers):
+        raise ValueError(
+            f"`teacher` is {teacher!r}, which has no layers {list(layers)} to keep: name a BERT with more."
+        )
     for module in student.modules():
         if isinstance(module, nn.Dropout):
             # A vector to copy is the same each time; on a CPU attention takes twice as long with dropout.

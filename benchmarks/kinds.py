@@ -9,8 +9,8 @@ nothing; `choose_` files are for choosing among models. Shares are of the teache
 bootstrap over the queries.
 
 Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
-were not trained for it. `cut_teacher.py` trains such layers. Each of the `--rerankers` orders the first 50 documents of
-the first model with BM25 anew, as `query` does, for some of the queries.
+were not trained for it. `cut_teacher.py` trains such layers. Each of the `--rerankers` orders anew the first 50
+documents that the first model finds with BM25, as `query` does, for the first `--reranked_queries` queries.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 from datasets import Dataset
 from distil import BM25, KEYWORD_WEIGHT, STATIC, TEACHER, Retrieval, static_model
 from runner import Settings, run_benchmark, table
@@ -27,7 +26,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch import nn
 
 import neobert_hf  # noqa: F401  (registers the architecture)
-from neobert_hf.training.arguments import fast_bfloat16
+from neobert_hf.training.arguments import use_fast_bfloat16
 
 
 ROUNDS = 2_000
@@ -62,8 +61,9 @@ def measure(settings: KindsSettings) -> list[dict]:
     models = {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
     models |= {CUT: cut(teacher), STATIC: static_model(teacher)}
     rerankers = dict(entry.split("=", 1) for entry in settings.rerankers)
-    dtype = torch.bfloat16 if fast_bfloat16(torch.device("cpu")) else torch.float32
-    rerankers = {name: CrossEncoder(folder, device="cpu").to(dtype) for name, folder in rerankers.items()}
+    rerankers = {name: CrossEncoder(folder, device="cpu") for name, folder in rerankers.items()}
+    for reranker in rerankers.values():
+        use_fast_bfloat16(reranker, reranker.device)
     for file in sorted(Path(settings.data).glob("*.parquet")):
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
@@ -87,7 +87,8 @@ def measure(settings: KindsSettings) -> list[dict]:
                 orders = {"as found": cosines[TOGETHER][0][: len(some.queries)]}
                 orders |= {title: reranked(reranker, some, orders["as found"]) for title, reranker in rerankers.items()}
         for name, order in orders.items():
-            scores[name] = {RERANKED: described(some.ndcg(order), together[: len(some.queries)])}
+            reordered = described(some.ndcg(order), together[: len(some.queries)])
+            scores.setdefault(name, {})[RERANKED] = reordered | {"queries": len(some.queries)}
             print(f"{file.stem}, {name}: {scores[name]}", flush=True)
         found.append({"kind": file.stem, "queries": len(test.queries), "scores": scores})
     return found
@@ -99,6 +100,7 @@ def cut(teacher: SentenceTransformer, kept: Sequence[int] = KEPT) -> SentenceTra
     layers = getattr(getattr(model[0].model, "encoder", None), "layer", ())
     if len(layers) > max(kept):
         model[0].model.encoder.layer = nn.ModuleList(layers[number] for number in kept)
+        model[0].model.config.num_hidden_layers = len(kept)
     return model
 
 
@@ -109,11 +111,15 @@ def vectors(model: SentenceTransformer, test: Retrieval) -> tuple[np.ndarray, np
 
 
 def reranked(reranker: CrossEncoder, test: Retrieval, scores: np.ndarray) -> np.ndarray:
-    """The reranker's scores of the first documents of each query; the others are behind all of them."""
+    """An order of the documents of each query, as scores: the first ones as the reranker has them, then the others.
+
+    As in `query`, documents with the same score keep their order.
+    """
     first = np.argsort(-scores, axis=1, kind="stable")[:, :FIRST]
     pairs = [(query, test.documents[number]) for query, row in zip(test.queries, first) for number in row]
+    order = np.argsort(-reranker.predict(pairs).reshape(first.shape), axis=1, kind="stable")
     anew = np.full(scores.shape, -np.inf)
-    np.put_along_axis(anew, first, reranker.predict(pairs).reshape(first.shape), axis=1)
+    np.put_along_axis(anew, np.take_along_axis(first, order, axis=1), -np.arange(first.shape[1], dtype=float), axis=1)
     return anew
 
 
@@ -139,6 +145,9 @@ def page(found: list[dict]) -> list[str]:
         for way in (ALONE, TOGETHER, RERANKED)
     }
     by_way[ALONE].insert(0, ["queries", *(kind["queries"] for kind in found)])
+    if by_way[RERANKED]:
+        asked = [kind["scores"][by_way[RERANKED][0][0]][RERANKED]["queries"] for kind in found]
+        by_way[RERANKED].insert(0, ["queries", *asked])
     paragraphs = [
         "# What a small model keeps of its teacher, by kind of text",
         "Searches of kinds whose texts are in no text or pair of the shipped model. The files that begin with `test` "

@@ -33,6 +33,7 @@ FAQ_PACKAGES = (
 MANUAL_PACKAGES = "coreutils git-man inn2 manpages mandoc ncurses-doc netpbm procps psmisc util-linux".split()
 SECTION_PACKAGES = "gimp-help-en octave-doc gnuplot-doc".split()
 CODE_PACKAGES = "py_django py_networkx py_scrapy py_nltk py_beautifulsoup4 py_soupsieve".split()
+DESCRIPTIONS = "*_main_i18n_Translation-en.lz4"
 SHORTEST, LONGEST = 150, 1_500
 MOST_QUERIES = 600
 HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6", "title"}
@@ -54,18 +55,21 @@ def fetch(packages: Path, names: list[str]) -> None:
             debian = ["apt-get", "download", name]
             python = [sys.executable, "-m", "pip", "download", "--no-deps", name.removeprefix("py_")]
             # Another release of Debian may not have one of them.
-            if subprocess.run(python if name.startswith("py_") else debian, cwd=fetched).returncode == 0:
-                (file,) = Path(fetched).iterdir()
-                unpack = ["dpkg-deb", "-x"] if file.suffix == ".deb" else [sys.executable, "-m", "zipfile", "-e"]
-                subprocess.run([*unpack, file, folder], check=True)
+            if subprocess.run(python if name.startswith("py_") else debian, cwd=fetched).returncode:
+                print(f"{name} was not fetched: its texts are left out")
+                continue
+            (file,) = Path(fetched).iterdir()
+            unpack = ["dpkg-deb", "-x"] if file.suffix == ".deb" else [sys.executable, "-m", "zipfile", "-e"]
+            subprocess.run([*unpack, file, Path(fetched) / name], check=True)
+            (Path(fetched) / name).rename(folder)
 
 
 def fetch_descriptions(lists: Path) -> None:
     """Fetch the English descriptions of all packages of Debian."""
-    if not lists.exists():
-        (lists / "partial").mkdir(parents=True)
-        options = ["-o", "Acquire::Languages=en", "-o", f"Dir::State::lists={lists.resolve()}"]
-        subprocess.run(["apt-get", "update", *options], check=True)
+    if not any(lists.glob(DESCRIPTIONS)):
+        (lists / "partial").mkdir(parents=True, exist_ok=True)
+        options = ("Acquire::Languages=en", "Acquire::GzipIndexes=true", f"Dir::State::lists={lists.resolve()}")
+        subprocess.run(["apt-get", "update", *(word for option in options for word in ("-o", option))], check=True)
 
 
 class Paragraphs(HTMLParser):
@@ -170,7 +174,7 @@ def manual_pages(packages: Path) -> Iterator[tuple[str, str]]:
 
 
 def package_descriptions(lists: Path) -> Iterator[tuple[str, str]]:
-    for file in sorted(lists.glob("*_main_i18n_Translation-en.lz4")):
+    for file in sorted(lists.glob(DESCRIPTIONS)):
         for entry in subprocess.run(["lz4", "-dc", file], capture_output=True, text=True).stdout.split("\n\n"):
             found = re.search(r"Package: (\S+)\n(?:.*\n)*?Description-en: (.+)\n((?: .*\n?)+)", entry)
             if found:

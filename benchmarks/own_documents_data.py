@@ -5,6 +5,7 @@
 Each folder gets `documents.jsonl` (`id`, `text`), pages of documentation and the answers of the FAQ without their
 questions, and `questions.parquet`: each `query` with the id of its answer, `document`. No document holds a question as
 a heading. Of each collection all answers are taken, and pages up to 90,000 words. Paragraphs on Perl are left out.
+It needs a Debian or Ubuntu machine, whose `apt-get download` fetches what is missing.
 """
 
 import json

@@ -277,7 +277,8 @@ def _on_ray(call: Callable[[Part], None], parts: list[Part], address: str, gpus:
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     except ConnectionError as error:
-        raise ConnectionError(f"`ray` is {address!r}, where no cluster runs: start `ray start --head`.") from error
+        reason = " ".join(str(error).split())
+        raise ConnectionError(f"`ray` is {address!r}: {reason} `ray start --head` starts a cluster.") from error
     kind, resources = ("GPU", {"num_gpus": 1}) if gpus else ("CPU", {"num_cpus": 1})
     # Ray does a part again whose worker or node died, three times.
     task = ray.remote(**resources)(lambda part: call(part))

@@ -228,7 +228,7 @@ def check_first_documents(plan: list[Part], tokenizer: PreTrainedTokenizerFast, 
         if rows := min(part.rows, SAMPLED_DOCUMENTS - len(texts)):
             texts += read_texts(replace(part, rows=rows), settings.column)
     if len(texts) < 2:
-        skipped = f" behind the first {settings.skip_documents:,}, which are skipped" if settings.skip_documents else ""
+        skipped = f" after the first {settings.skip_documents:,}, which are skipped" if settings.skip_documents else ""
         raise ValueError(
             f"{settings.source!r} holds {len(texts)} of the documents that are asked for{skipped}; a corpus needs 2 or "
             'more. If all text is in one .txt file, write JSON lines, {"text": "..."} for each document.'

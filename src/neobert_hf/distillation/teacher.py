@@ -34,7 +34,7 @@ from neobert_hf.cpu_neobert import pack_linear_layers
 from neobert_hf.data.sources import Source, name_of, stream_text
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
-from neobert_hf.training.arguments import fast_bfloat16
+from neobert_hf.training.arguments import use_fast_bfloat16
 
 
 # A passage is as many sentences as fit into one of these numbers of characters, which is drawn for each passage. The
@@ -138,7 +138,7 @@ def load_teacher(path: str, device: torch.device) -> SentenceTransformer:
             f"`teacher` is {path!r}, which begins with {type(teacher[0]).__name__}; it must begin with a Transformers "
             "encoder, whose token states the student learns."
         )
-    teacher.to(torch.bfloat16 if fast_bfloat16(device) else torch.float32)
+    use_fast_bfloat16(teacher.float(), device)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         pack_linear_layers(teacher)
     return teacher

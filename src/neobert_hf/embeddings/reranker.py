@@ -26,7 +26,7 @@ from neobert_hf.embeddings.models import build, check_reranker, kind_of
 from neobert_hf.embeddings.recipe import PairTraining, prepare_training
 from neobert_hf.embeddings.trainer import RerankerTrainer
 from neobert_hf.training.adapters import LoraArguments
-from neobert_hf.training.arguments import fast_bfloat16
+from neobert_hf.training.arguments import use_fast_bfloat16
 
 
 # Rows that a teacher scores before they are stored.
@@ -137,7 +137,7 @@ def score_pairs(settings: RerankerSettings, dataset: PairDataset, file: Path) ->
     """Store the rows of a dataset with the teacher's logits. An interruption loses one part of the rows at most."""
     teacher = CrossEncoder(settings.teacher, trust_remote_code=settings.trust_remote_code)
     # A cross-encoder of 12 layers scored pairs 2.5 times as fast so, with logits that differed by 0.06 at most.
-    teacher.to(torch.bfloat16 if fast_bfloat16(teacher.device) else torch.float32)
+    use_fast_bfloat16(teacher.float(), teacher.device)
     folder, parts = file.with_suffix(".parts"), []
     for start in range(0, len(dataset.rows), ROWS_OF_PART):
         part = folder / f"{start:09}.parquet"

@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils import is_torch_bf16_gpu_available
@@ -122,6 +123,16 @@ def fast_bfloat16(device: torch.device) -> bool:
     if device.type == "cpu":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def use_fast_bfloat16(model: nn.Module, device: torch.device) -> None:
+    """Bring a model that only reads into bfloat16, where a device is faster so.
+
+    Its buffers stay as they are: RoPE's frequencies, rounded, would turn tokens that are far apart by wrong angles.
+    """
+    if fast_bfloat16(device):
+        for weight in model.parameters():
+            weight.data = weight.data.bfloat16()
 
 
 def follow_hardware(arguments: TrainingArguments) -> None:
