@@ -51,11 +51,6 @@ class SortedInParts(DefaultBatchSampler):
 
 
 def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) -> None:
-    texts, _ = choose_texts([source], "text", PASSAGES)
-    reader = load_teacher(teacher, torch.device("cpu"))
-    targets = compute_targets(reader, model_fingerprint(teacher), texts, output / "teacher")
-    vectors = torch.cat([file["vectors"] for file in targets.files]).numpy()
-    rows = Dataset.from_dict({"text": [text.content for text in texts], "label": vectors})
     student = cut(SentenceTransformer(teacher, device="cpu").float(), layers)
     if student[0].model.config.num_hidden_layers != len(layers):
         raise ValueError(
@@ -63,8 +58,17 @@ def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) 
         )
     for module in student.modules():
         if isinstance(module, nn.Dropout):
-            # A vector to copy is the same each time; on a CPU attention takes twice as long with dropout.
+            # A vector to copy is the same each time, and training is faster without dropout.
             module.p = 0.0
+
+    # What the teacher says of the texts
+    texts, _ = choose_texts([source], "text", PASSAGES)
+    reader = load_teacher(teacher, torch.device("cpu"))
+    targets = compute_targets(reader, model_fingerprint(teacher), texts, output / "teacher")
+    vectors = torch.cat([file["vectors"] for file in targets.files]).numpy()
+    rows = Dataset.from_dict({"text": [text.content for text in texts], "label": vectors})
+
+    # Training
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output),
         num_train_epochs=1,
