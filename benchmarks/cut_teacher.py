@@ -5,8 +5,8 @@
     python benchmarks/cut_teacher.py sentence-transformers/all-MiniLM-L6-v2 runs/small/texts.parquet runs/cut_1 0
     python benchmarks/kinds.py --models models/distilled=models/distilled 'teacher cut to 3 layers=runs/cut/model'
 
-Sentence Transformers' own way: `MSELoss` against the teacher's vectors. The texts are cut as `distil` cuts them, each
-is learned once. An interrupted command goes on when it is run again.
+Sentence Transformers' own way: `MSELoss` against the teacher's vectors. The texts are cut as `distil` cuts them, and
+each is learned once. An interrupted command goes on when it is run again.
 """
 
 import sys
@@ -53,9 +53,7 @@ class SortedInParts(DefaultBatchSampler):
 def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) -> None:
     student = cut(SentenceTransformer(teacher, device="cpu").float(), layers)
     if student[0].model.config.num_hidden_layers != len(layers):
-        raise ValueError(
-            f"`teacher` is {teacher!r}, which has no layers {list(layers)} to keep: name a BERT with more."
-        )
+        raise ValueError(f"`teacher` is {teacher!r}, without layers {list(layers)} to keep: name a BERT with more.")
     for module in student.modules():
         if isinstance(module, nn.Dropout):
             # A vector to copy is the same each time, and training is faster without dropout.
