@@ -10,8 +10,8 @@ the queries of FOLDOC and the teacher the entries.
 
 Beside the models stand the teacher, BM25, and static vectors: the teacher's state of each token alone, averaged over a
 text with weights, as in model2vec. `sections` is the accuracy of a logistic regression on the vectors of descriptions
-of Debian packages, which tells their section. A model that was scored already is not scored again. The models that
-`--speed` names and the teacher are also timed, in turns, which needs an idle machine.
+of Debian packages, which tells their section. The models that `--speed` names and the teacher are also timed, in turns,
+which needs an idle machine.
 """
 
 import re
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import Dataset
-from runner import Settings, StoredRuns, medians, run_benchmark, table
+from runner import Settings, medians, run_benchmark, table
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -34,7 +34,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from neobert_hf.common.fingerprints import model_fingerprint
 from neobert_hf.cpu_neobert import pack_linear_layers
 from neobert_hf.distillation.teacher import states_alone
 from neobert_hf.embeddings.prompts import prompt_of
@@ -253,11 +252,8 @@ def measure(settings: DistilSettings) -> dict:
     retrievals = read_retrievals(data) | {FAR: far_sentences(teacher, texts)}
     scores = {BM25: {name: retrieval.ndcg(retrieval.bm25_shares).mean() for name, retrieval in retrievals.items()}}
     index = embed(teacher, "document", retrievals["FOLDOC"].documents)
-    runs = StoredRuns(Path(settings.results) / "single_runs" / "distil.json")
     for name, model in models.items():
-        kind = STATIC if name == STATIC else "model"
-        key = f"{kind} of {model_fingerprint(folders[name])[:8]}; teacher {model_fingerprint(settings.teacher)[:8]}"
-        scores[name] = runs.result(key, partial(score, model, index, retrievals, data))
+        scores[name] = score(model, index, retrievals, data)
         print(name, {column: round(value, 3) for column, value in scores[name].items()}, flush=True)
     speeds = {}
     if settings.speed:

@@ -10,7 +10,7 @@ bootstrap over the queries.
 
 Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
 were not trained for it. `cut_teacher.py` trains such layers. Each of the `--rerankers` orders anew the first 50
-documents that the first model finds with BM25, as `query` does, for the first `--reranked_queries` queries.
+documents that each of them finds with BM25, as `query` does, for the first `--reranked_queries` queries.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from neobert_hf.training.arguments import use_fast_bfloat16
 
 
 ROUNDS = 2_000
-ALONE, TOGETHER, RERANKED = "alone", "with BM25", "with BM25, the first 50 ordered anew"
-WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index", RERANKED)
+ALONE, TOGETHER, RERANKED = "alone", "with BM25", "the first 50 ordered anew"
+WAYS = (ALONE, TOGETHER, "its queries, the teacher's index", "the teacher's queries, its index")
 # As many as `query --rerank` reads by default.
 FIRST = 50
 # Of the teacher's six layers, as for the trained one in results/distil.md.
@@ -50,7 +50,7 @@ class KindsSettings(Settings):
     )
     rerankers: list[str] = field(
         default_factory=list,
-        metadata={"help": "NAME=FOLDER of cross-encoders that order anew what the first model found"},
+        metadata={"help": "NAME=FOLDER of cross-encoders that order anew what each model found"},
     )
     reranked_queries: int = field(default=200, metadata={"help": "queries of each kind that the rerankers order"})
 
@@ -67,30 +67,43 @@ def measure(settings: KindsSettings) -> list[dict]:
     for file in sorted(Path(settings.data).glob("*.parquet")):
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
-        by_words = test.bm25_shares
-        of_teacher = vectors(teacher, test)
-        alone = test.ndcg(of_teacher[0] @ of_teacher[1].T)
-        together = test.ndcg(of_teacher[0] @ of_teacher[1].T + KEYWORD_WEIGHT * by_words)
-        scores = {BM25: {ALONE: described(test.ndcg(by_words), alone)}}
-        orders: dict[str, np.ndarray] = {}
-        scores[TEACHER] = {ALONE: described(alone, alone), TOGETHER: described(together, together)}
-        for name, model in models.items():
-            queries, documents = vectors(model, test)
-            cosines = {ALONE: (queries @ documents.T, alone)}
-            cosines[TOGETHER] = queries @ documents.T + KEYWORD_WEIGHT * by_words, together
-            if documents.shape[1] == of_teacher[1].shape[1]:
-                cosines |= {WAYS[2]: (queries @ of_teacher[1].T, alone), WAYS[3]: (of_teacher[0] @ documents.T, alone)}
-            scores[name] = {way: described(test.ndcg(each), reference) for way, (each, reference) in cosines.items()}
-            print(f"{file.stem}, {name}: {scores[name]}", flush=True)
-            if rerankers and name == next(iter(folders)):
-                some = Retrieval(test.queries[: settings.reranked_queries], test.documents)
-                orders = {"as found": cosines[TOGETHER][0][: len(some.queries)]}
-                orders |= {title: reranked(reranker, some, orders["as found"]) for title, reranker in rerankers.items()}
-        for name, order in orders.items():
-            reordered = described(some.ndcg(order), together[: len(some.queries)])
-            scores.setdefault(name, {})[RERANKED] = reordered | {"queries": len(some.queries)}
-            print(f"{file.stem}, {name}: {scores[name]}", flush=True)
-        found.append({"kind": file.stem, "queries": len(test.queries), "scores": scores})
+        found_by = similarities(teacher, models, test)
+        references = {way: test.ndcg(found_by[TEACHER][TOGETHER if way == TOGETHER else ALONE]) for way in WAYS}
+        scores = {
+            name: {way: described(test.ndcg(each), references[way]) for way, each in by_way.items()}
+            for name, by_way in found_by.items()
+        }
+        some = Retrieval(test.queries[: settings.reranked_queries], test.documents)
+        for title, reranker in rerankers.items():
+            known: dict[tuple[str, str], float] = {}
+            for name, by_way in found_by.items():
+                first = by_way.get(TOGETHER, by_way[ALONE])[: len(some.queries)]
+                anew = reranked(reranker, some, first, known)
+                scores[name].setdefault(RERANKED, {})[title] = gained(some.ndcg(anew), some.ndcg(first))
+                print(f"{file.stem}, {name}, {title}: {scores[name][RERANKED][title]}", flush=True)
+        reranked_queries = len(some.queries) if rerankers else 0
+        found.append(
+            {"kind": file.stem, "queries": len(test.queries), "reranked queries": reranked_queries, "scores": scores}
+        )
+        print(f"{file.stem}: {scores}", flush=True)
+    return found
+
+
+def similarities(
+    teacher: SentenceTransformer, models: dict[str, SentenceTransformer], test: Retrieval
+) -> dict[str, dict[str, np.ndarray]]:
+    """By model and way, the scores of all documents for each query (queries, documents)."""
+    by_words, (queries, documents) = test.bm25_shares, vectors(teacher, test)
+    found = {
+        BM25: {ALONE: by_words},
+        TEACHER: {ALONE: queries @ documents.T, TOGETHER: queries @ documents.T + KEYWORD_WEIGHT * by_words},
+    }
+    for name, model in models.items():
+        own_queries, own_documents = vectors(model, test)
+        cosines = own_queries @ own_documents.T
+        found[name] = {ALONE: cosines, TOGETHER: cosines + KEYWORD_WEIGHT * by_words}
+        if own_documents.shape[1] == documents.shape[1]:
+            found[name] |= {WAYS[2]: own_queries @ documents.T, WAYS[3]: queries @ own_documents.T}
     return found
 
 
@@ -110,14 +123,22 @@ def vectors(model: SentenceTransformer, test: Retrieval) -> tuple[np.ndarray, np
     return model.encode_query(test.queries, **options), model.encode_document(test.documents, **options)
 
 
-def reranked(reranker: CrossEncoder, test: Retrieval, scores: np.ndarray) -> np.ndarray:
+def reranked(
+    reranker: CrossEncoder, test: Retrieval, scores: np.ndarray, known: dict[tuple[str, str], float]
+) -> np.ndarray:
     """An order of the documents of each query, as scores: the first ones as the reranker has them, then the others.
 
     As in `query`, documents with the same score keep their order.
+
+    Args:
+        known: what the reranker says of pairs; those that it has not read yet are added.
     """
     first = np.argsort(-scores, axis=1, kind="stable")[:, :FIRST]
     pairs = [(query, test.documents[number]) for query, row in zip(test.queries, first) for number in row]
-    order = np.argsort(-reranker.predict(pairs).reshape(first.shape), axis=1, kind="stable")
+    new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
+    known.update(zip(new, reranker.predict(new).tolist() if new else ()))
+    says = np.array([known[pair] for pair in pairs]).reshape(first.shape)
+    order = np.argsort(-says, axis=1, kind="stable")
     anew = np.full(scores.shape, -np.inf)
     np.put_along_axis(anew, np.take_along_axis(first, order, axis=1), -np.arange(first.shape[1], dtype=float), axis=1)
     return anew
@@ -133,6 +154,12 @@ def described(found: np.ndarray, reference: np.ndarray) -> dict:
     }
 
 
+def gained(found: np.ndarray, before: np.ndarray) -> dict:
+    """The mean, and its difference to that of the same queries before, with a 95% interval over them."""
+    gains = (found - before)[np.random.default_rng(0).integers(len(found), size=(ROUNDS, len(found)))].mean(1)
+    return {"ndcg": found.mean(), "gain": [(found - before).mean(), *np.quantile(gains, (0.025, 0.975))]}
+
+
 def page(found: list[dict]) -> list[str]:
     kinds, names = [kind["kind"].replace("_", " ") for kind in found], list(found[0]["scores"])
 
@@ -142,24 +169,33 @@ def page(found: list[dict]) -> list[str]:
 
     by_way = {
         way: [[name, *cells(name, way, "ndcg")] for name in names if way in found[0]["scores"][name]]
-        for way in (ALONE, TOGETHER, RERANKED)
+        for way in (ALONE, TOGETHER)
     }
     by_way[ALONE].insert(0, ["queries", *(kind["queries"] for kind in found)])
-    if by_way[RERANKED]:
-        asked = [kind["scores"][by_way[RERANKED][0][0]][RERANKED]["queries"] for kind in found]
-        by_way[RERANKED].insert(0, ["queries", *asked])
     paragraphs = [
         "# What a small model keeps of its teacher, by kind of text",
         "Searches of kinds whose texts are in no text or pair of the shipped model. The files that begin with `test` "
         "have chosen nothing; those with `choose` chose the model.",
         "nDCG@10, with 95% intervals over queries:",
-        *(table([way, *kinds], rows) for way, rows in by_way.items() if rows),
+        *(table([way, *kinds], rows) for way, rows in by_way.items()),
         "As a share of the teacher (with BM25: of both together), with 95% intervals over queries:",
     ]
     for way in WAYS:
         rows = [[name, *cells(name, way, "share")] for name in names if name != TEACHER]
         rows = [row for row in rows if set(row[1:]) != {"-"}]
         paragraphs += [table([way, *kinds], rows)] if rows else []
+    for title in found[0]["scores"][TEACHER].get(RERANKED, ()):
+        by_name = {name: [kind["scores"][name][RERANKED][title] for kind in found] for name in names}
+        rows = [
+            [name, *("{:.3f}, {:+.3f} ({:+.3f} to {:+.3f})".format(each["ndcg"], *each["gain"]) for each in of_kinds)]
+            for name, of_kinds in by_name.items()
+        ]
+        queries = ["queries", *(kind["reranked queries"] for kind in found)]
+        paragraphs += [
+            f"What each of them found with BM25 (BM25: alone), of which {title} ordered the first {FIRST} anew. "
+            "nDCG@10, and what it gains on the same queries, with 95% intervals over them:",
+            table([title, *kinds], [queries, *rows]),
+        ]
     return paragraphs
 
 
