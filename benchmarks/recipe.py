@@ -342,7 +342,7 @@ def page(found: dict) -> list[str]:
         "right after 100 sentences and 96.1% after 3,000; words alone 86.2 and 95.7%, BERT 78.7 and 91.3% "
         "([worth](worth.md)).",
         "## The speed run: the lowest loss with a million tokens",
-        "One command, three to four minutes of a core. The newest entry is `configs/pretrain/speed_run.yaml`: "
+        "One command, two to four minutes of a core. The newest entry is `configs/pretrain/speed_run.yaml`: "
         "`neobert-hf pretrain --config pretrain/speed_run.yaml --use_cpu true --bf16 true --train_data "
         "data/yours/train --validation_data data/yours/validation`.",
         table(["", "nats", "what changed"], SPEED_RUN),
