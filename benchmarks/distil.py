@@ -247,7 +247,7 @@ def measure(settings: DistilSettings) -> dict:
     folders = dict(one.split("=", 1) for one in settings.models)
     models = {TEACHER: teacher, STATIC: static_model(teacher)}
     models |= {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
-    folders |= {TEACHER: settings.teacher, STATIC: settings.teacher}
+    folders[TEACHER] = settings.teacher
     texts = Dataset.from_parquet(str(data / "text/validation.parquet"))["text"][:]
     retrievals = read_retrievals(data) | {FAR: far_sentences(teacher, texts)}
     scores = {BM25: {name: retrieval.ndcg(retrieval.bm25_shares).mean() for name, retrieval in retrievals.items()}}

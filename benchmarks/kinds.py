@@ -68,9 +68,11 @@ def measure(settings: KindsSettings) -> list[dict]:
         rows = Dataset.from_parquet(str(file))
         test = Retrieval(rows["query"][:], rows["document"][:])
         found_by = similarities(teacher, models, test)
-        references = {way: test.ndcg(found_by[TEACHER][TOGETHER if way == TOGETHER else ALONE]) for way in WAYS}
+        alone, together = (test.ndcg(found_by[TEACHER][way]) for way in (ALONE, TOGETHER))
         scores = {
-            name: {way: described(test.ndcg(each), references[way]) for way, each in by_way.items()}
+            name: {
+                way: described(test.ndcg(each), together if way == TOGETHER else alone) for way, each in by_way.items()
+            }
             for name, by_way in found_by.items()
         }
         some = Retrieval(test.queries[: settings.reranked_queries], test.documents)
