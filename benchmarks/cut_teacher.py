@@ -1,16 +1,16 @@
 """Train some of a teacher's layers to give the teacher's vectors, as a rival of a distilled NeoBERT.
 
     python benchmarks/distil_data.py data/benchmark runs/packages runs/small
-    python benchmarks/cut_teacher.py sentence-transformers/all-MiniLM-L6-v2 runs/small/texts.parquet runs/cut
-    python benchmarks/cut_teacher.py sentence-transformers/all-MiniLM-L6-v2 runs/small/texts.parquet runs/cut_1 0
+    python benchmarks/cut_teacher.py --texts runs/small/texts.parquet --output_dir runs/cut
+    python benchmarks/cut_teacher.py --texts runs/small/texts.parquet --output_dir runs/cut_2 --layers 1 4
     python benchmarks/kinds.py --models models/distilled=models/distilled 'teacher cut to 3 layers=runs/cut/model'
 
 Sentence Transformers' own way: `MSELoss` against the teacher's vectors. The texts are cut as `distil` cuts them, and
 each is learned once. An interrupted command goes on when it is run again.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,12 @@ from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
 
 from neobert_hf.common.fingerprints import model_fingerprint
+from neobert_hf.common.settings import parse_config
 from neobert_hf.distillation.teacher import choose_texts, compute_targets, load_teacher
 from neobert_hf.training.arguments import fast_bfloat16
 
 
-PASSAGES, BATCH, RATE = 15_000, 80, 2e-4
+BATCH, RATE = 80, 2e-4
 # So many batches are sorted by length together, so that few of their places are padding.
 BATCHES_OF_PART = 50
 
@@ -50,17 +51,32 @@ class SortedInParts(DefaultBatchSampler):
             yield from (batches[number] for number in generator.permutation(len(batches)))
 
 
-def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) -> None:
-    student = cut(SentenceTransformer(teacher, device="cpu").float(), layers)
-    if student[0].model.config.num_hidden_layers != len(layers):
-        raise ValueError(f"`teacher` is {teacher!r}, without layers {list(layers)} to keep: name a BERT with more.")
+@dataclass(kw_only=True)
+class CutSettings:
+    texts: str = field(metadata={"help": "Parquet file with a column `text`", "path": True})
+    output_dir: str = field(metadata={"help": "the teacher's vectors, checkpoints and the model", "path": True})
+    teacher: str = field(
+        default="sentence-transformers/all-MiniLM-L6-v2",
+        metadata={"help": "an embedding model that is a BERT", "path": "or Hub id"},
+    )
+    layers: list[int] = field(default_factory=lambda: [*KEPT], metadata={"help": "of the teacher that stay"})
+    passages: int = field(default=15_000, metadata={"help": "of the texts that are learned; each gives two or three"})
+    seed: int = field(default=0, metadata={"help": "of the order"})
+
+
+def main(args: list[str] | None = None) -> None:
+    (settings,) = parse_config(CutSettings, args=args)
+    output, teacher = Path(settings.output_dir), settings.teacher
+    student = cut(SentenceTransformer(teacher, device="cpu").float(), settings.layers)
+    if student[0].model.config.num_hidden_layers != len(settings.layers):
+        raise ValueError(f"`teacher` is {teacher!r}, without layers {settings.layers} to keep: name a BERT with more.")
     for module in student.modules():
         if isinstance(module, nn.Dropout):
             # A vector to copy is the same each time, and training is faster without dropout.
             module.p = 0.0
 
     # What the teacher says of the texts
-    texts, _ = choose_texts([source], "text", PASSAGES)
+    texts, _ = choose_texts([settings.texts], "text", settings.passages)
     reader = load_teacher(teacher, torch.device("cpu"))
     targets = compute_targets(reader, model_fingerprint(teacher), texts, output / "teacher")
     vectors = torch.cat([file["vectors"] for file in targets.files]).numpy()
@@ -71,6 +87,7 @@ def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) 
         output_dir=str(output),
         num_train_epochs=1,
         per_device_train_batch_size=BATCH,
+        seed=settings.seed,
         learning_rate=RATE,
         warmup_steps=0.06,
         use_cpu=True,
@@ -89,4 +106,4 @@ def main(teacher: str, source: str, output: Path, layers: Sequence[int] = KEPT) 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], Path(sys.argv[3]), [int(layer) for layer in sys.argv[4:]] or KEPT)
+    main()

@@ -205,7 +205,8 @@ def test_three_of_a_teachers_layers_come_nearer_to_its_vectors(tmp_path, monkeyp
     SentenceTransformer(str(tmp_path / "bert"), device="cpu").save(str(tmp_path / "teacher"))
     write_rows([{"text": text} for text in texts], tmp_path / "texts.parquet")
     monkeypatch.setattr(cut_teacher, "RATE", 2e-3)
-    cut_teacher.main(str(tmp_path / "teacher"), str(tmp_path / "texts.parquet"), tmp_path / "cut")
+    folders = {"teacher": tmp_path / "teacher", "texts": tmp_path / "texts.parquet", "output_dir": tmp_path / "cut"}
+    cut_teacher.main([part for name, folder in folders.items() for part in (f"--{name}", str(folder))])
     teacher, after = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("teacher", "cut/model"))
     wanted, before = teacher.encode(texts), cut_teacher.cut(teacher).encode(texts)
     assert len(after[0].model.encoder.layer) == after[0].model.config.num_hidden_layers == 3
