@@ -348,7 +348,8 @@ def page(found: dict) -> list[str]:
         "as they are, in percent: parts of speech (300 sentences to learn from) and 41 sections of Debian (3,000 "
         "descriptions).",
         *(paragraph for steps in sorted(found["runs"], key=int) for paragraph in tables_of(steps, found)),
-        "If [MASK] replaces every token to predict, no loss depends on the last states of visible tokens.",
+        "If [MASK] replaces every token to predict, no loss depends on the last states of visible tokens. With a "
+        "million tokens and all else the same (`stable`), FOLDOC is 0.068 behind such masks and 0.156 behind 80/10/10.",
         "The cosine of 8,000 steps at 8e-3 is `benchmarks/models/small`. Over five seeds it tags 89.4% of the words "
         "right after 100 sentences and 96.3% after 3,000; words alone 86.2 and 95.7%, BERT 78.7 and 91.3% "
         "([worth](worth.md)).",
