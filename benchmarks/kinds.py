@@ -187,7 +187,8 @@ def page(found: list[dict]) -> list[str]:
         rows = [row for row in rows if set(row[1:]) != {"-"}]
         paragraphs += [table([way, *kinds], rows)] if rows else []
     for title in found[0]["scores"][TEACHER].get(RERANKED, ()):
-        by_name = {name: [kind["scores"][name][RERANKED][title] for kind in found] for name in names}
+        read_behind = [name for name in names if RERANKED in found[0]["scores"][name]]
+        by_name = {name: [kind["scores"][name][RERANKED][title] for kind in found] for name in read_behind}
         rows = [
             [name, *("{:.3f}, {:+.3f} ({:+.3f} to {:+.3f})".format(each["ndcg"], *each["gain"]) for each in of_kinds)]
             for name, of_kinds in by_name.items()
