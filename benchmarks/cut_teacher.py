@@ -67,6 +67,8 @@ class CutSettings:
 def main(args: list[str] | None = None) -> None:
     (settings,) = parse_config(CutSettings, args=args)
     output, teacher = Path(settings.output_dir), settings.teacher
+    texts, _ = choose_texts([settings.texts], "text", settings.passages)
+    reader = load_teacher(teacher, torch.device("cpu"))
     student = cut(SentenceTransformer(teacher, device="cpu").float(), settings.layers)
     if student[0].model.config.num_hidden_layers != len(settings.layers):
         raise ValueError(f"`teacher` is {teacher!r}, without layers {settings.layers} to keep: name a BERT with more.")
@@ -76,8 +78,6 @@ def main(args: list[str] | None = None) -> None:
             module.p = 0.0
 
     # What the teacher says of the texts
-    texts, _ = choose_texts([settings.texts], "text", settings.passages)
-    reader = load_teacher(teacher, torch.device("cpu"))
     targets = compute_targets(reader, model_fingerprint(teacher), texts, output / "teacher")
     vectors = torch.cat([file["vectors"] for file in targets.files]).numpy()
     rows = Dataset.from_dict({"text": [text.content for text in texts], "label": vectors})
