@@ -83,6 +83,16 @@ def test_choices_of_transformers_are_named(name, wrong, meant):
         train(source="a", output_dir="run", **{name: wrong})
 
 
+def test_a_folder_to_write_is_named_by_the_user(tmp_path):
+    """Transformers would write to `trainer_output`."""
+    with pytest.raises(TypeError, match=r"train\(\) needs `output_dir`"):
+        train(source="a")
+    with pytest.raises(ValueError, match="--output_dir"):
+        train.main(["--source", "a"])
+    (tmp_path / "own.yaml").write_text("output_dir: runs")
+    train.main(["--source", "a", "--config", str(tmp_path / "own.yaml")])
+
+
 def test_a_setting_without_its_name_is_refused_with_one_by_name():
     with pytest.raises(TypeError, match="places.*source="):
         places("a")

@@ -43,6 +43,18 @@ def test_a_table_in_memory_gives_the_same_vectors(tmp_path, model):
     assert np.array_equal(found, SentenceTransformer(model).encode_document(TEXTS))
 
 
+def test_the_vector_of_a_text_file_has_its_path(tmp_path, encoder, capsys):
+    files = [tmp_path / "documents" / f"{name}.md" for name in "ba"]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_text(f"The text of {file.name}.")
+    settings = {"model": encoder, "source": tmp_path / "documents", "output_dir": tmp_path / "vectors"}
+    neobert_hf.embeddings.embed(**settings)
+    table = pq.read_table(tmp_path / "vectors" / "part-00000.parquet")
+    assert table["file"].to_pylist() == [str(file) for file in sorted(files)]
+    assert "has not been trained for embeddings" in capsys.readouterr().err
+
+
 def test_vectors_are_those_of_the_model(tmp_path, model):
     assert np.array_equal(embed(tmp_path, model), SentenceTransformer(model).encode_document(TEXTS))
     with pytest.raises(SettingsMismatch, match="max_length"):

@@ -70,6 +70,14 @@ def test_a_share_of_the_queries_is_held_out_with_all_their_rows(rows, encoder):
     assert found == {(row["question"], row["answer"]) for row in rows}
 
 
+def test_too_few_queries_to_hold_some_out_are_trained_on_without_a_score(rows, encoder, tmp_path, capsys):
+    options = {"max_steps": 1, "save_steps": 1, "warmup_steps": 20, "per_device_train_batch_size": 4}
+    result = call("dense", tmp_path / "run", model=encoder, pairs=rows[:10], **options, **COLUMNS)
+    assert result.model.is_dir() and not result.scores
+    said = capsys.readouterr().out
+    assert "too few to hold some out" in said and "note: `warmup_steps` is 20 and the training has 1" in said
+
+
 MISTAKES = [
     ({"pairs": None}, ValueError, "`pairs`.*`datasets`"),
     ({"query": "asked"}, ValueError, "'asked'.*'question'"),

@@ -128,6 +128,12 @@ def test_a_table_in_memory_gives_what_the_command_gives_on_a_file(tmp_path):
     assert all(of_file[part].read_bytes() == of_table[part].read_bytes() for part in of_file)
 
 
+def test_a_place_that_may_not_be_written_is_named_before_the_text_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="pairs.parquet cannot be written"):
+        make_pairs(source=tmp_path / "nowhere.md", output=tmp_path / "new" / "pairs.parquet")
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

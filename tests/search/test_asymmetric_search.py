@@ -51,6 +51,8 @@ def test_a_model_of_another_space_is_refused(indexed, model, student, tmp_path):
     write_teacher(tmp_path / "second", str(student))
     with pytest.raises(ValueError, match=f"learned the vectors of {student}.* holds those of {model}"):
         search(**indexed, text="x", query_model=tmp_path / "second")
+    with pytest.raises(ValueError, match="`model` .* would not be used"):
+        search(**indexed, text="x", query_model=student, model=model)
 
 
 def test_a_router_holds_both(encoder, student, texts, tmp_path):

@@ -89,6 +89,17 @@ def remove_partials(folder: Path) -> None:
         remove(path)
 
 
+def check_writable(path: str | Path) -> None:
+    """Refuse a place for output, which need not exist, where this user may not write, before any work.
+
+    Raises:
+        PermissionError: naming the path.
+    """
+    place = Path(path).absolute()
+    if not os.access(next(each for each in (place, *place.parents) if each.exists()), os.W_OK):
+        raise PermissionError(f"{path} cannot be written (Permission denied): choose another folder.")
+
+
 def absolute(path: str) -> str:
     """A local path from the root. A URL stays as it is."""
     return path if "://" in path else os.path.abspath(path)

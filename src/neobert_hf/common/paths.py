@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from transformers.utils.hub import cached_file
+from transformers.utils.hub import cached_files
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -150,9 +150,10 @@ def check_model_exists(name: str, setting: str) -> None:
             "Give the folder of a model, such as the `model` that a training run writes, or an id on the Hub."
         )
     try:
-        # Few repositories lack all of these. If this one does, the last call raises an error with the reason.
-        if not any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in SIGNS_OF_A_MODEL):
-            cached_file(name, "config.json")
+        # Asked for together: without a connection, each file by itself would be tried for half a minute. If there is
+        # none of them, the second call raises an error with the reason.
+        if not cached_files(name, SIGNS_OF_A_MODEL, _raise_exceptions_for_missing_entries=False):
+            cached_files(name, SIGNS_OF_A_MODEL)
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise OSError(

@@ -22,7 +22,7 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
-from neobert_hf.common.files import folder_lock, remove_partials, write_json, write_whole
+from neobert_hf.common.files import check_writable, folder_lock, remove_partials, write_json, write_whole
 
 
 # The mark of an output folder: `{"recipe": "pretrain"}`. It is written before anything else.
@@ -121,6 +121,7 @@ def mark_folder(folder: str | Path, recipe: str, writes: Iterable[str], setting:
     if "://" in str(folder):
         return _mark_url(str(folder).rstrip("/"), recipe, writes, setting)
     folder = Path(folder)
+    check_writable(folder)
     if folder.is_file():
         raise NotADirectoryError(f"`{setting}` is {str(folder)!r}, which is a file: give a folder.")
     # Listed before the mark is looked for: another process of this recipe may be starting.

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from neobert_hf.common.paths import PACKAGE, beside_file, check_exists
 
@@ -57,7 +57,9 @@ class SettingsParser(HfArgumentParser):
             # A switch has a second action, `--no_...`, behind its own.
             if action.dest in self.hints and action.dest not in self.settings:
                 self.settings[action.dest] = action
+        needed = _needed_of(kinds)
         for action in self.settings.values():
+            action.required = action.dest in needed
             if action.path:
                 action.type = os.path.expanduser  # A shell leaves `--model=~/x` as it is.
 
@@ -165,7 +167,7 @@ def settings_of_keywords(kinds: Sequence[type], given: dict[str, Any], recipe: s
     values = SettingsParser(kinds).read_config(str(file)) if file else {}
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
     values |= {name: _as_declared(known[name], hints[name], value) for name, value in given.items()}
-    if missing := [name for name, setting in known.items() if _is_needed(setting) and name not in values]:
+    if missing := [name for name in _needed_of(kinds) if name not in values]:
         raise TypeError(f"{recipe}() needs {' and '.join(f'`{name}`' for name in missing)}.")
     of_kinds = ({one.name for one in fields(kind)} for kind in kinds)
     return tuple(
@@ -204,6 +206,13 @@ def check_numbers(settings: Any, ranges: dict[str, str]) -> None:
             is_number = isinstance(number, Real) and math.isfinite(number)
             if number is not None and not (is_number and RANGES[range_](number)):
                 raise ValueError(f"`{name}` is {value!r}; it must be {range_}.")
+
+
+def _needed_of(kinds: Sequence[type]) -> list[str]:
+    """The settings that must be given, in order."""
+    needed = [setting.name for kind in kinds for setting in fields(kind) if setting.init and _is_needed(setting)]
+    # Without it, Transformers would write to a folder that nobody has named.
+    return [*needed, *("output_dir" for kind in kinds if issubclass(kind, TrainingArguments))]
 
 
 def _is_needed(setting: Field) -> bool:
@@ -264,7 +273,6 @@ def help_text(kinds: Sequence[type], everything: bool = False) -> str:
     parser, shown = SettingsParser(kinds), set()
     ours = {name for kind in kinds for base in kind.__mro__ if not _is_theirs(base) for name in _annotations(base)}
     needed = [name for name, action in parser.settings.items() if action.required]
-    needed += ["output_dir"] if "output_dir" not in needed else []
     groups = [("needed", needed)]
     for kind in kinds:
         # The fields of ancestors come first, as in the dataclass.

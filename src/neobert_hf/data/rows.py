@@ -35,9 +35,12 @@ class NoColumnError(ValueError):
     """A table is sound, but lacks a column that was asked for."""
 
 
-def no_column(name: str, found: Iterable[str]) -> str:
+def no_column(name: str, found: Iterable[str], advice: str | None = None) -> str:
     names = ", ".join(map(repr, found)) or "none"
-    return f"has no column {name!r}; it has {names}. The setting whose value is {name!r} must name one of these."
+    return (
+        f"has no column {name!r}; it has {names}. "
+        f"{advice or f'The setting whose value is {name!r} must name one of these.'}"
+    )
 
 
 @dataclass
@@ -70,7 +73,9 @@ class Row:
     def cell(self, column: str) -> Any:
         """What a column holds, as it is; ValueError if there is no such column."""
         if column not in self.cells:
-            raise NoColumnError(f"{self.place} {no_column(column, self.cells)}")
+            # The rows before this one have the column.
+            advice = "Fill it, or drop the row." if self.index else None
+            raise NoColumnError(f"{self.place} {no_column(column, self.cells, advice)}")
         return self.cells[column]
 
     def text(self, column: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+import sys
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -19,8 +20,8 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.run import check_inputs, identity_of, mark_folder
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, sizes_of
-from neobert_hf.data.sources import Source, as_dataset, is_table, list_of
-from neobert_hf.embeddings.models import check_finite, load_embedding_model
+from neobert_hf.data.sources import Source, as_dataset, holds_documents, is_table, list_of
+from neobert_hf.embeddings.models import check_finite, load_embedding_model, note_on_untrained
 
 
 # Texts are sorted by length among those of so many batches. The sets begin at the same rows of a file whatever the size
@@ -36,7 +37,9 @@ class CorpusSettings:
 
     model: str = field(metadata={"help": "embedding model", "path": "or Hub id"})
     column: str = field(default="text", metadata={"help": "column that holds the text"})
-    id_column: str | None = field(default=None, metadata={"help": "column that is kept beside the vectors"})
+    id_column: str | None = field(
+        default=None, metadata={"help": "column that is kept beside the vectors; of text files, the path as `file`"}
+    )
     max_length: int | None = field(default=None, metadata={"help": "tokens; the model's own limit if unset"})
     batch_size: int = field(default=32, metadata={"help": "texts computed at a time; padding is not computed"})
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", metadata={"help": "of the encoder"})
@@ -72,8 +75,8 @@ class EmbedSettings:
 def embed(settings: EmbedSettings, corpus: CorpusSettings) -> Result:
     """Store the vectors of a corpus, in one process, on every GPU of a machine or on a Ray cluster.
 
-    Each part of the corpus becomes a Parquet file with the column `vector`, beside `id_column` if there is one. Called
-    again after an interruption, it goes on with the parts that are not done.
+    Each part of the corpus becomes a Parquet file with the column `vector`, beside `id_column` if there is one, or the
+    `file` of each text file. Called again after an interruption, it goes on with the parts that are not done.
 
     Returns:
         The folder or URL of the vectors as `output`.
@@ -93,6 +96,8 @@ def embed(settings: EmbedSettings, corpus: CorpusSettings) -> Result:
     if Path(corpus.model).is_dir():
         # Workers may run in other folders.
         corpus.model = absolute(corpus.model)
+    if note := note_on_untrained(corpus.model):
+        print(note, file=sys.stderr)
 
     # 2. Vectors of each part; what they depend on is stored with them
     identity = identity_of(corpus, model=model_fingerprint(corpus.model), sizes=sizes_of(plan))
@@ -124,17 +129,20 @@ def embed_part(part: Part, settings: CorpusSettings) -> tuple[pa.Table, dict[str
     """The vectors of a part, and their number and size.
 
     Returns:
-        A table with `vector`, a list of float32, beside `id_column` if there is one.
+        A table with `vector`, a list of float32, beside `id_column` if there is one, or `file` of text files.
     """
     columns = [settings.column, *([settings.id_column] if settings.id_column else [])]
     rows = list(read_part(part, columns))
     texts = [row.text_or_none(settings.column) or "" for row in rows]
+    # Read before the vectors are computed: a row may lack the column.
+    table = {settings.id_column: [row.cell(settings.id_column) for row in rows]} if settings.id_column else {}
+    if not settings.id_column and holds_documents(part.file):
+        table["file"] = [row.source for row in rows]
     model = _model(settings.model, settings.dtype, settings.max_length)
     # Sentence Transformers sorts the texts of a call by length, so a batch has texts of about one length.
     sets = [texts[start : start + settings.sorted_rows] for start in range(0, len(texts), settings.sorted_rows)]
     options = {"batch_size": settings.batch_size, "show_progress_bar": False}
     vectors = np.concatenate([model.encode_document(some, **options) for some in sets])
     check_finite(vectors, texts)
-    table = {settings.id_column: [row.cell(settings.id_column) for row in rows]} if settings.id_column else {}
     table["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
     return pa.table(table), {"rows": len(texts), "dimensions": vectors.shape[1]}

@@ -294,22 +294,26 @@ def load_pairs(dataset: PairDataset, max_negatives: int | None = None) -> Datase
         raise type(cause)(f"Dataset {dataset.name}: {cause}") from error
 
 
-def hold_out_queries(data: TrainingData, share: float) -> None:
+def hold_out_queries(data: TrainingData, share: float) -> bool:
     """Take a share of the queries out of the only training dataset, and let them be the dataset for retrieval.
 
     They are those with the smallest hashes, with all of their rows, so that they do not depend on the order of rows.
+
+    Returns:
+        Whether there are enough of them.
     """
     (dataset,) = data.train.values()
     queries = dataset.rows.unique("query")
     count = min(round(share * len(queries)), MOST_HELD_OUT)
     if count < 2:
         print(f"note: {len(queries):,} queries are too few to hold some out, so the model gets no score.", flush=True)
-        return
+        return False
     chosen = heapq.nsmallest(count, queries, key=lambda query: texts_checksum([query]))
     is_chosen = pc.is_in(dataset.rows.data.column("query"), value_set=pa.array(chosen, pa.string())).to_numpy()
     held_out, rest = (dataset.rows.select(np.flatnonzero(mask)).flatten_indices() for mask in (is_chosen, ~is_chosen))
     data.evaluation["retrieval"] = replace(dataset, rows=held_out)
     dataset.rows = rest
+    return True
 
 
 def positives_of_queries(pairs: Dataset) -> dict[str, set[str]]:

@@ -47,6 +47,17 @@ def kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") 
     return "CrossEncoder" if any(name.endswith("ForSequenceClassification") for name in architectures) else None
 
 
+def note_on_untrained(path: str, trust_remote_code: bool = False) -> str | None:
+    """A note for the user, if this is an encoder that was not trained for embeddings."""
+    if kind_of(path, trust_remote_code) is not None:
+        return None
+    return (
+        f"note: {path} is a pretrained encoder, which has not been trained for embeddings: it finds less than a search "
+        "by words. Train it first, on pairs with `finetune_embeddings` or on your documents with "
+        "`retrieval_from_documents`."
+    )
+
+
 def dense_kind_of(path: str, trust_remote_code: bool = False, setting: str = "model") -> str | None:
     """As `kind_of`, but models that are not dense are refused: Sentence Transformers would drop their head and average
     the hidden states."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from transformers import set_seed
+from transformers import IntervalStrategy, set_seed
 
 from neobert_hf.common.fingerprints import fingerprint, model_fingerprint
 from neobert_hf.common.paths import check_complete
@@ -141,8 +141,8 @@ def load_data(data: TrainingData, settings: PairSettings, arguments: EmbeddingAr
             dataset.rows = load_pairs(dataset, settings.max_negatives)
         for dataset in data.evaluation.values():
             dataset.rows = load_pairs(dataset)
-    if settings.pairs is not None and settings.held_out:
-        hold_out_queries(data, settings.held_out)
+    if settings.pairs is not None and settings.held_out and not hold_out_queries(data, settings.held_out):
+        arguments.eval_strategy = IntervalStrategy.NO
     if "retrieval" in data.evaluation:
         _report_pairs_of_both(data)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
-from neobert_hf.common.files import write_parquet
+from neobert_hf.common.files import check_writable, write_parquet
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.held_out import is_held_out
@@ -88,6 +88,7 @@ def make_pairs(settings: TextPairSettings) -> Result:
         As `output` the file of the pairs, `train`, and `held_out` if a share of the documents is held out.
     """
     # 1. Pairs of all documents
+    check_writable(settings.output)
     parts = pairs_of_documents(settings)
 
     # 2. One file, or one for each part; each file is written completely or not at all

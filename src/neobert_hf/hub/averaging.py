@@ -25,8 +25,9 @@ from neobert_hf.embeddings.space import TEACHER_FILE
 
 # Files that are copied from the first model. A card would tell of its training and scores alone.
 COPIED = ("*.json", "vocab.txt", "merges.txt", "*.model", "*.py")
-# What configurations may differ in, and files that the fingerprint of the tokenizer stands for.
-INCIDENTAL = {"_name_or_path", "auto_map", "transformers_version", "use_cache", "__version__"}
+# What configurations may differ in (a checkpoint predicts labelled tokens alone), and files that the fingerprint of the
+# tokenizer stands for.
+INCIDENTAL = {"_name_or_path", "auto_map", "transformers_version", "use_cache", "sparse_prediction", "__version__"}
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "added_tokens.json")
 
 

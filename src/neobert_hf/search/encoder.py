@@ -16,8 +16,8 @@ from neobert_hf.embeddings.models import (
     check_finite,
     embedding_fingerprint,
     is_contextual,
-    kind_of,
     load_embedding_model,
+    note_on_untrained,
 )
 from neobert_hf.embeddings.prompts import note_on_prompt, prompt_of
 from neobert_hf.search.passages import split_passages
@@ -88,7 +88,7 @@ class PassageEncoder:
             trust_remote_code=trust_remote_code,
         )
         name, limit, tokenizer = settings.model, self.model.max_seq_length, self.model.tokenizer
-        self.is_trained = kind_of(name, trust_remote_code) is not None
+        self.note_on_untrained = note_on_untrained(name, trust_remote_code)
         self.context: torch.Tensor | None = None
         prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
         prompts = {kind: prompt_of(self.model, kind) if given is None else given for kind, given in prompts.items()}
@@ -187,10 +187,4 @@ class PassageEncoder:
         own = self.model.similarity_fn_name
         if own != "cosine" and not any(isinstance(module, Normalize) for module in self.model):
             lines.append(f"note: this model was saved to compare vectors by {own!r}; the index compares by 'cosine'.")
-        if not self.is_trained:
-            lines.append(
-                f"note: {self.identity['model']} is a pretrained encoder, which has not been trained for "
-                "embeddings: it finds less than a search by words. Train it first, on pairs with "
-                "`finetune_embeddings` or on your documents with `retrieval_from_documents`."
-            )
-        return [line for line in lines if line]
+        return [line for line in [*lines, self.note_on_untrained] if line]

@@ -254,7 +254,7 @@ def finds_more(found: dict[str, dict[str, np.ndarray]]) -> tuple[bool, str]:
     before, after = (np.log2(ranks["alone"] * ranks["with_words"]) / 2 for ranks in (found["before"], found["after"]))
     gains = before - after
     gain, chance = gains.mean(), STANDARD_ERRORS * gains.std() / len(gains) ** 0.5
-    measured = f"ranks divided by {2**gain:.3f}, of which up to {2**chance:.3f} may be chance"
+    measured = f"the right text stands {2**gain:.3f} times as far up, and {2**chance:.3f} times may be chance"
     return bool(gain > chance), verdict_of(gain > chance, measured)
 
 

@@ -97,6 +97,11 @@ class QuerySettings:
         check_numbers(self, {"top_k": "1 or more", "rerank": "1 or more", "keyword_weight": "0 or more"})
         if self.rerank is not None and self.reranker is None:
             raise ValueError(f"`rerank` is {self.rerank}, but nothing reranks: name a cross-encoder as `reranker`.")
+        if self.model is not None and self.query_model is not None:
+            raise ValueError(
+                f"`query_model` {self.query_model!r} embeds the queries, so `model` {self.model!r} would not be used: "
+                "give one of them."
+            )
 
 
 @dataclass
