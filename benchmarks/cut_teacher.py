@@ -3,6 +3,7 @@
     python benchmarks/distil_data.py data/benchmark runs/packages runs/small
     python benchmarks/cut_teacher.py --texts runs/small/texts.parquet --output_dir runs/cut
     python benchmarks/cut_teacher.py --texts runs/small/texts.parquet --output_dir runs/cut_2 --layers 1 4
+    python benchmarks/cut_teacher.py --texts runs/small/texts.parquet --output_dir runs/cut_90k --passages 90000
     python benchmarks/kinds.py --models models/distilled=models/distilled 'teacher cut to 3 layers=runs/cut/model'
 
 Sentence Transformers' own way: `MSELoss` against the teacher's vectors. The texts are cut as `distil` cuts them, and

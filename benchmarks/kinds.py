@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
-from distil import BM25, KEYWORD_WEIGHT, STATIC, TEACHER, Retrieval, static_model
+from distil import BM25, KEYWORD_WEIGHT, STATIC, TEACHER, Retrieval, prepared, static_model
 from runner import Settings, run_benchmark, table
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch import nn
@@ -48,6 +48,9 @@ class KindsSettings(Settings):
     models: list[str] = field(
         default_factory=lambda: ["models/distilled=models/distilled"], metadata={"help": "NAME=FOLDER of each student"}
     )
+    int8: list[str] = field(
+        default_factory=list, metadata={"help": "names of the students that are also measured in int8"}
+    )
     rerankers: list[str] = field(
         default_factory=list,
         metadata={"help": "NAME=FOLDER of cross-encoders that order anew what each model found"},
@@ -59,6 +62,7 @@ def measure(settings: KindsSettings) -> list[dict]:
     folders = dict(entry.split("=", 1) for entry in settings.models)
     teacher, found = SentenceTransformer(settings.teacher, device="cpu"), []
     models = {name: SentenceTransformer(folder, device="cpu") for name, folder in folders.items()}
+    models |= {f"{name}, int8": prepared(folders[name], int8=True) for name in settings.int8}
     models |= {CUT: cut(teacher), STATIC: static_model(teacher)}
     rerankers = dict(entry.split("=", 1) for entry in settings.rerankers)
     rerankers = {name: CrossEncoder(folder, device="cpu") for name, folder in rerankers.items()}

@@ -55,8 +55,10 @@ class Int8Linear(PackedLinear):
         # Stored as uint8 around 128, which CPUs multiply with int8; the conversion cuts decimals off, so 0.5 rounds.
         # By way of int16, torch converts three times as fast.
         rows = (rows / scales).add_(128.5).to(torch.int16).to(torch.uint8)
-        product = int8_product(rows, self.packed, self.scales)
-        return product.mul_(scales).unflatten(0, hidden_states.shape[:-1]).to(hidden_states.dtype)
+        product = int8_product(rows, self.packed, self.scales).mul_(scales)
+        if self.bias is not None:
+            product += self.bias
+        return product.unflatten(0, hidden_states.shape[:-1]).to(hidden_states.dtype)
 
 
 def int8_product(rows: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -182,10 +182,11 @@ def test_a_model_that_is_its_own_teacher_keeps_all_of_every_kind(run, tmp_path):
     teacher = tmp_path / "teacher"
     CrossEncoder(str(start), num_labels=1, device="cpu").save(str(tmp_path / "reranker"))
     flags = f"--data {tmp_path / 'kinds'} --teacher {teacher} --models small={teacher} "
-    flags += f"--rerankers pairs={tmp_path}/reranker --reranked_queries 1"
+    flags += f"--int8 small --rerankers pairs={tmp_path}/reranker --reranked_queries 1"
     _, page = run("kinds", flags)
     (row,) = re.findall(r"^\| small .*", page.split("\n| its queries")[1], re.MULTILINE)[:1]
     assert row == "| small | 1.000 (1.000 to 1.000) | 1.000 (1.000 to 1.000) |"
+    assert "\n| small, int8 | " in page
     reordered = page.split("\n| pairs |")[1]
     assert {"teacher", "small"} < set(re.findall(r"^\| ([^|]*) \| 1\.000, \+0\.000 ", reordered, re.MULTILINE))
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from neobert_hf.cpu_neobert import Int8Linear, pack_linear_layers
 from tests.helpers.models import ragged_batch, small_model
 
 
@@ -50,6 +51,16 @@ def test_int8(changes):
     assert torch.cosine_similarity(together, exact, dim=-1).min() >= 0.9994
     alone = [states(model, row[kept.bool()][None], kept[kept.bool()][None]) for row, kept in zip(ids, MASK)]
     assert torch.equal(torch.cat(alone), together)
+
+
+def test_int8_adds_a_bias():
+    """As other encoders' layers have, which `pack_linear_layers` packs, too."""
+    torch.manual_seed(0)
+    layer, rows = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False), torch.randn(5, 64)
+    layer[0].bias.fill_(3.0)
+    expected = layer(rows)
+    pack_linear_layers(layer, Int8Linear)
+    assert (layer(rows) - expected).abs().max() < 0.05
 
 
 def train(model) -> None:
