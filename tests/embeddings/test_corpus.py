@@ -55,6 +55,12 @@ def test_the_vector_of_a_text_file_has_its_path(tmp_path, encoder, capsys):
     assert "has not been trained for embeddings" in capsys.readouterr().err
 
 
+def test_a_source_may_be_a_url(tmp_path, model):
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
+    neobert_hf.embeddings.embed(model=model, source=f"file://{tmp_path}/corpus.jsonl", output_dir=tmp_path / "vectors")
+    assert pq.read_table(tmp_path / "vectors" / "part-00000.parquet").column_names == ["vector"]
+
+
 def test_vectors_are_those_of_the_model(tmp_path, model):
     assert np.array_equal(embed(tmp_path, model), SentenceTransformer(model).encode_document(TEXTS))
     with pytest.raises(SettingsMismatch, match="max_length"):

@@ -66,6 +66,9 @@ class SettingsParser(HfArgumentParser):
     def add_argument(self, *flags: str, path: bool | str = False, **options) -> Action:
         action = super().add_argument(*flags, **options)
         action.path = path or action.dest == "output_dir"
+        if action.dest == "output_dir" and action.default is None and not (path or action.required):
+            # Transformers says of its own what is not so here.
+            action.help = "folder that the run writes"
         return action
 
     def _get_values(self, action: Action, arg_strings: list[str]) -> Any:
@@ -302,9 +305,7 @@ def _annotations(kind: type) -> list[str]:
 def _help_of(action: Action) -> str:
     values = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
     several = f"{values} [{values} ...]" if action.nargs == "+" else values
-    # Transformers says of its `output_dir` what is not so here.
-    said = "folder that the run writes" if action.dest == "output_dir" else action.help or ""
-    said = " ".join(said.replace("%%", "%").split())
+    said = " ".join((action.help or "").replace("%%", "%").split())
     default = " ".join(map(str, action.default)) if isinstance(action.default, list) else action.default
     default = "" if default in (None, "", SUPPRESS) or action.required else f" ({default})"
     return f"  --{action.dest} {several}\n" + fill(

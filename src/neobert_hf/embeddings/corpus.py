@@ -136,7 +136,7 @@ def embed_part(part: Part, settings: CorpusSettings) -> tuple[pa.Table, dict[str
     texts = [row.text_or_none(settings.column) or "" for row in rows]
     # Read before the vectors are computed: a row may lack the column.
     table = {settings.id_column: [row.cell(settings.id_column) for row in rows]} if settings.id_column else {}
-    if not settings.id_column and holds_documents(part.file):
+    if not settings.id_column and "://" not in part.file and holds_documents(part.file):
         table["file"] = [row.source for row in rows]
     model = _model(settings.model, settings.dtype, settings.max_length)
     # Sentence Transformers sorts the texts of a call by length, so a batch has texts of about one length.
