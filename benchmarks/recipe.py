@@ -44,7 +44,8 @@ PARTS = 20
 # Muon's rate where a row does not name another.
 RATE = 4e-3
 ALL_MASK = {"mask_replace_prob": 1.0, "random_replace_prob": 0.0}
-PAPER = ALL_MASK | {"optimizer": "adamw", "learning_rate": 2e-3}
+ADAMW = {"optimizer": "adamw", "learning_rate": 2e-3}
+PAPER = ALL_MASK | ADAMW
 WSD = {"schedule": "wsd", "decay_steps": 0.2, "decay_shape": "linear"}
 # Sources whose text was edited: of this corpus those that are neither generated nor lists.
 EDITED = ("python-docs", "state-of-the-union", "brown-corpus", "moby-dick", "debian-docs")
@@ -68,7 +69,7 @@ def decay(start: str, parts: int = 4, **settings: Any) -> Variant:
 
 RUNS = {
     "paper": Variant(PAPER),
-    "AdamW": Variant({name: PAPER[name] for name in ("optimizer", "learning_rate")}),
+    "AdamW": Variant(ADAMW),
     "cosine": Variant(),
     "cosine, 8e-3": Variant({"learning_rate": 8e-3}),
     "cosine, 16e-3": Variant({"learning_rate": 16e-3}),

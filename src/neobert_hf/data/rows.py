@@ -35,12 +35,9 @@ class NoColumnError(ValueError):
     """A table is sound, but lacks a column that was asked for."""
 
 
-def no_column(name: str, found: Iterable[str], advice: str | None = None) -> str:
+def no_column(name: str, found: Iterable[str]) -> str:
     names = ", ".join(map(repr, found)) or "none"
-    return (
-        f"has no column {name!r}; it has {names}. "
-        f"{advice or f'The setting whose value is {name!r} must name one of these.'}"
-    )
+    return f"has no column {name!r}; it has {names}. The setting whose value is {name!r} must name one of these."
 
 
 @dataclass
@@ -73,9 +70,8 @@ class Row:
     def cell(self, column: str) -> Any:
         """What a column holds, as it is; ValueError if there is no such column."""
         if column not in self.cells:
-            # The rows before this one have the column.
-            advice = "Fill it, or drop the row." if self.index else None
-            raise NoColumnError(f"{self.place} {no_column(column, self.cells, advice)}")
+            advice = " If other rows have it, fill it here, or drop the row." if self.index else ""
+            raise NoColumnError(f"{self.place} {no_column(column, self.cells)}{advice}")
         return self.cells[column]
 
     def text(self, column: str) -> str:

@@ -155,7 +155,7 @@ class ShortLogs(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.began, self.first_step = time.monotonic(), state.global_step
-        if (warmup := args.get_warmup_steps(state.max_steps)) >= state.max_steps and state.is_world_process_zero:
+        if (warmup := args.get_warmup_steps(state.max_steps)) > state.max_steps and state.is_world_process_zero:
             tqdm.write(
                 f"note: `warmup_steps` is {warmup:,} and the training has {state.max_steps:,}: its rate rises to "
                 f"{state.max_steps / warmup:.2g} of `learning_rate` at most, so little is learned."
