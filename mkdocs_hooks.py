@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent
 PACKAGE = ROOT / "src" / "neobert_hf"
-MODEL = ("models/distilled/README.md", "models/distilled/HOW.md")
+MODEL = ("models/distilled/README.md", "models/distilled/HOW.md", "models/minilm_3_layers/README.md")
 # Path in the repository: path in the site.
 ADDED = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
 ADDED |= {name: name for name in ("LICENSE", "CITATION.cff", "AGENTS.md", "benchmarks/NOTES.md", *MODEL)}

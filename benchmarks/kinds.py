@@ -9,7 +9,7 @@ nothing; `choose_` files are for choosing among models. Shares are of the teache
 bootstrap over the queries.
 
 Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
-were not trained for it. `cut_teacher.py` trains such layers. Each of the `--rerankers` orders anew the first 50
+were not trained for it, as those of `models/minilm_3_layers` were. Each of the `--rerankers` orders anew the first 50
 documents that each of them finds with BM25, as `query` does, for the first `--reranked_queries` queries.
 """
 

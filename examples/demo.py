@@ -202,4 +202,10 @@ def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        # What the training says of its checkpoint does not hold here.
+        sys.exit("Stopped: the same command begins anew.")
+    except (ValueError, OSError) as error:  # About a setting or a file: the message says all.
+        sys.exit(f"demo.py: {error}")

@@ -34,12 +34,15 @@ class OnnxModel:
         engine: `onnxruntime` or `openvino`.
 
     Raises:
+        ValueError: if there is no such precision.
         FileNotFoundError: if the folder holds no such file.
     """
 
     def __init__(self, folder: str | Path, precision: str = "float32", engine: str = "onnxruntime"):
         # 1. Settings
         folder = Path(folder)
+        if precision not in FILES:
+            raise ValueError(f"`precision` is {precision!r}; it must be one of {', '.join(FILES)}.")
         if not (folder / "onnx" / FILES[precision]).exists():
             found = f"which holds no onnx/{FILES[precision]}" if folder.is_dir() else "but there is no such folder"
             raise FileNotFoundError(f"`folder` is {str(folder)!r}, {found}: `neobert-hf export` writes it.")

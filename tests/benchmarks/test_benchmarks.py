@@ -14,7 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from encoders import ENCODERS, build_model
-from transformers import BertConfig, BertForMaskedLM, BertModel, pipeline
+from transformers import BertConfig, BertForMaskedLM, pipeline
 
 from neobert_hf import NeoBERTConfig
 from tests.helpers.models import ROOT, save_encoder
@@ -189,29 +189,6 @@ def test_a_model_that_is_its_own_teacher_keeps_all_of_every_kind(run, tmp_path):
     assert "\n| small, int8 | " in page
     reordered = page.split("\n| pairs |")[1]
     assert {"teacher", "small"} < set(re.findall(r"^\| ([^|]*) \| 1\.000, \+0\.000 ", reordered, re.MULTILINE))
-
-
-@pytest.mark.slow
-def test_three_of_a_teachers_layers_come_nearer_to_its_vectors(tmp_path, monkeypatch):
-    import cut_teacher
-    from sentence_transformers import SentenceTransformer
-
-    texts = [text for topic in topics.values() for text in topic.split("\n\n") if len(text.split()) > 30][:200]
-    tokenizer = word_tokenizer(" ".join(texts), 400, 64)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 6}
-    torch.manual_seed(0)
-    encoder = BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes))
-    for part in (encoder, tokenizer):
-        part.save_pretrained(tmp_path / "bert")
-    SentenceTransformer(str(tmp_path / "bert"), device="cpu").save(str(tmp_path / "teacher"))
-    write_rows([{"text": text} for text in texts], tmp_path / "texts.parquet")
-    monkeypatch.setattr(cut_teacher, "RATE", 2e-3)
-    folders = {"teacher": tmp_path / "teacher", "texts": tmp_path / "texts.parquet", "output_dir": tmp_path / "cut"}
-    cut_teacher.main([part for name, folder in folders.items() for part in (f"--{name}", str(folder))])
-    teacher, after = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("teacher", "cut/model"))
-    wanted, before = teacher.encode(texts), cut_teacher.cut(teacher).encode(texts)
-    assert len(after[0].model.encoder.layer) == after[0].model.config.num_hidden_layers == 3
-    assert ((after.encode(texts) - wanted) ** 2).mean() < 0.7 * ((before - wanted) ** 2).mean()
 
 
 def test_a_reranker_orders_the_first_documents_and_leaves_the_others_behind_them():

@@ -87,3 +87,6 @@ def test_a_place_is_no_setting_and_what_differs_is_named():
         check_same_identity("run", stored, stored | {"data": {"train": "x", "test": "z"}, "vocab_size": 8}, "Do this.")
     assert str(error.value).count(" there, ") == 2
     assert "data.test: 'y' there, 'z' now" in str(error.value) and "vocab_size: 9 there, 8 now" in str(error.value)
+    # Of two checksums a user can read one thing.
+    with pytest.raises(SettingsMismatch, match="  rows: another content\nDo this."):
+        check_same_identity("run", {"rows": fingerprint("a")}, {"rows": fingerprint("b")}, "Do this.")

@@ -59,6 +59,8 @@ def test_file_then_flags(tmp_path):
         ("steps: 1\n", ["--rat=2"], "'--rat'.*'--rate'"),
         ("rate: 1\n", ["--steps", "many"], "--steps.*many"),
         ("rate: 1\n", ["rows.csv"], "'rows.csv' .*without its setting"),
+        # Of two, the parser would take the last one in silence.
+        ("rate: 1\n", ["--steps", "1", "--steps=2"], "`--steps` .*twice"),
     ],
 )
 def test_errors_name_the_setting(tmp_path, text, flags, message):

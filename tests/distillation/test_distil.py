@@ -198,6 +198,26 @@ def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distil, corpus, 
         assert F.cosine_similarity(model.encode(texts, convert_to_tensor=True), wanted).mean() > least
 
 
+@pytest.mark.parametrize("name", ["normalised", "free"])
+def test_a_student_may_begin_as_some_layers_of_a_teacher_on_a_bert(distil, teachers, corpus, tmp_path, name):
+    """It keeps the teacher's pooling, and what follows it; interrupted, it ends with the same bits."""
+    texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
+    wanted = SentenceTransformer(str(teachers[name])).encode(texts, convert_to_tensor=True)
+    settings = {"teacher": teachers[name], "student": teachers[name]}
+    whole = SentenceTransformer(str(distil(tmp_path / "whole", **settings, **UNTRAINED) / "model"))
+    assert F.cosine_similarity(whole.encode(texts, convert_to_tensor=True), wanted).min() > 0.999
+    half = distil(tmp_path / "half", **settings, layers="1")
+    log = json.loads((half / "log.json").read_text())
+    measured = [entry["eval_cosine"] for entry in log if "eval_cosine" in entry]
+    assert 1 - measured[-1] < 0.5 * (1 - measured[0])
+    model = SentenceTransformer(str(half / "model"))
+    assert len(model[0].model.encoder.layer) == model[0].model.config.num_hidden_layers == 1
+    check_student(str(half / "model"), {"weights": weights_fingerprint(teachers[name])}, "the index")
+    interrupted_copy(half, tmp_path / "again", after=20)
+    distil(tmp_path / "again", **settings, layers="1")
+    assert_same_weights(tmp_path / "again", half)
+
+
 MISTAKES = [
     ({"teacher": "bert"}, "teacher"),
     ({"teacher": "none"}, "none"),
@@ -220,6 +240,30 @@ def test_mistakes_are_refused_before_the_teacher_reads(distil, teachers, tmp_pat
     with pytest.raises((ValueError, OSError), match=named):
         distil(**{"output": tmp_path / "run"} | {name: places.get(value, value) for name, value in change.items()})
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_larger_shipped_model_is_made_by_one_file(tmp_path, corpus, monkeypatch):
+    """Of a teacher with six layers; cut short."""
+    make_model = runpy.run_path(str(ROOT / "models/minilm_3_layers/make.py"))["make_model"]
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 48}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    modules = [Transformer(str(tmp_path / "bert"), max_seq_length=48), Pooling(32, pooling_mode="mean"), Normalize()]
+    SentenceTransformer(modules=modules).save(str(tmp_path / "teacher"), create_model_card=False)
+    texts = list(stream_text(str(corpus / "train.jsonl"), "text"))
+    write_parquet(tmp_path / "work/texts.parquet", Dataset.from_dict({"text": texts}))
+    reduced = {"max_steps": 2, "use_cpu": True, "passages": 40}
+    monkeypatch.setattr(
+        recipe,
+        "settings_of_keywords",
+        lambda kinds, given, name: settings_of_keywords(kinds, given | reduced, name),
+    )
+    shipped = make_model(str(tmp_path / "teacher"), tmp_path / "work")
+    model = SentenceTransformer(str(shipped), device="cpu")
+    assert model[0].model.config.num_hidden_layers == 3 and model[0].model.dtype == torch.float32
+    assert {each.dtype for each in load_file(shipped / "model.safetensors").values()} == {torch.float16}
+    check_student(str(shipped), {"weights": weights_fingerprint(tmp_path / "teacher")}, "the index")
 
 
 def test_the_shipped_model_is_made_by_one_file(teachers, corpus, tmp_path, monkeypatch):

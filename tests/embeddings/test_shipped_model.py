@@ -1,5 +1,6 @@
-"""`models/distilled`, the embedding model that comes with the package: it loads as it lies, and searches by meaning."""
+"""`models/`, the embedding models that come with the package: they load as they lie, and search by meaning."""
 
+import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
@@ -20,8 +21,9 @@ QUERIES = {
 }
 
 
-def test_it_searches_by_meaning():
-    model = SentenceTransformer(str(ROOT / "models" / "distilled"), device="cpu")
+@pytest.mark.parametrize("name", ["distilled", "minilm_3_layers"])
+def test_it_searches_by_meaning(name):
+    model = SentenceTransformer(str(ROOT / "models" / name), device="cpu")
     # It is stored as float16.
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     scores = model.similarity(model.encode_query(list(QUERIES)), model.encode_document(TEXTS))

@@ -139,7 +139,7 @@ def test_a_place_that_may_not_be_written_is_named_before_the_text_is_read(tmp_pa
     [
         ({"kinds": ["titles"]}, "`kinds` is .*title, unmarked_title, sentence, spans"),
         ({"output": "pairs.parquet"}, "pairs_held_out.parquet exists"),
-        ({"source": "text.md", "output": "other.parquet"}, "gives no pair of the kinds title, sentence, spans"),
+        ({"source": "text.md", "output": "other.parquet"}, "give no pair of the kinds title, sentence, spans"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, monkeypatch, changes, message):

@@ -12,6 +12,7 @@ Trainings add checkpoints to this, see `neobert_hf.training.run`.
 import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from neobert_hf.common.files import check_writable, folder_lock, remove_partials
 
 # The mark of an output folder: `{"recipe": "pretrain"}`. It is written before anything else.
 MARKER = "neobert_hf.json"
+# As `neobert_hf.common.fingerprints` makes them.
+CHECKSUM = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}|[0-9a-f]{64}")
 # The settings that name inputs, each with one path, Hub id or pattern, or several. Tables in memory are passed by.
 Inputs = Mapping[str, Any]
 
@@ -201,8 +204,15 @@ def check_same_identity(where: str | Path, stored: dict, current: dict, advice: 
         SettingsMismatch: with a line for each difference.
     """
     if differing := differences(stored, current):
-        lines = [f"  {name}: {_short(old)} there, {_short(new)} now" for name, old, new in differing]
+        lines = [f"  {name}: {_change(old, new)}" for name, old, new in differing]
         raise SettingsMismatch("\n".join([f"{where} was made with other settings:", *lines, advice]))
+
+
+def _change(old: Any, new: Any) -> str:
+    # Two checksums say nothing that a user could read.
+    if all(isinstance(value, str) and CHECKSUM.fullmatch(value) for value in (old, new)):
+        return "another content"
+    return f"{_short(old)} there, {_short(new)} now"
 
 
 def _short(value: Any) -> str:

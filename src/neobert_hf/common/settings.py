@@ -125,6 +125,10 @@ def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[
     words = list(takewhile(lambda word: not word.startswith("-"), args))[: len(positional)]
     args = [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
     parser = SettingsParser(kinds)
+    flags = [word.split("=")[0].removeprefix("--") for word in args if word.startswith("--")]
+    if twice := [name for name in dict.fromkeys(flags) if flags.count(name) > 1]:
+        # The parser would take the last one in silence.
+        raise ValueError(f"`--{twice[0]}` stands on the command line twice: write it once.")
 
     # What is needed may be given in the file, and the flag of what is needed may be misspelt.
     needed = [action for action in parser.settings.values() if action.required]
@@ -134,10 +138,9 @@ def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[
     if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
-            example = needed[0].dest if needed else next(iter(parser.settings))
             raise ValueError(
-                f"{flag!r} stands on the command line without its setting: write the setting before it, such as "
-                f"`--{example} {flag}`; `--help` lists all."
+                f"{flag!r} stands on the command line without its setting, or behind one that takes a single value: "
+                "`--help` lists all."
             )
         raise ValueError(
             f"{flag!r} on the command line is no setting{nearest(flag, [f'--{name}' for name in parser.settings])}"

@@ -72,7 +72,7 @@ class DeduplicateArguments(DuplicateSettings):
 
 @recipe
 def deduplicate(settings: DeduplicateArguments) -> Result:
-    """Leave out of a corpus what occurs twice, nearly twice, or in evaluation texts.
+    """Leave out of a corpus what occurs twice, nearly twice, or in evaluation texts. Of the rest the texts are written.
 
     Sources are Parquet or JSON lines, as files, folders or URLs of fsspec (`hf://`, `s3://`), or ids of Hub datasets.
     CSV and text files are read from the beginning for each part, which suits small corpora. The same rows stay for any

@@ -37,7 +37,7 @@ class NoColumnError(ValueError):
 
 def no_column(name: str, found: Iterable[str]) -> str:
     names = ", ".join(map(repr, found)) or "none"
-    return f"has no column {name!r}; it has {names}. The setting whose value is {name!r} must name one of these."
+    return f"has no column {name!r}; it has {names}. The setting with this value (`column`?) must name one of these."
 
 
 @dataclass

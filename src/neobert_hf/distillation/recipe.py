@@ -1,4 +1,4 @@
-"""The recipe that distils a small NeoBERT from an embedding model, with nothing but texts."""
+"""The recipe that distils a small embedding model from a large one, with nothing but texts."""
 
 from transformers import set_seed
 
@@ -13,7 +13,7 @@ from neobert_hf.training.run import Run, check_alone
 
 @recipe
 def distil(settings: DistilSettings, student_settings: StudentSettings, arguments: DistilArguments) -> Result:
-    """Distil a small NeoBERT from an embedding model, with nothing but texts of your own.
+    """Distil a small embedding model from a large one, with nothing but texts of your own.
 
     Called again after an interruption, it goes on from the newest complete checkpoint, on a CPU bit for bit.
     `output_dir` gets `model/` (for `SentenceTransformer(...)`), `log.json`, checkpoints, and `teacher/`, which may be
@@ -41,7 +41,8 @@ def distil(settings: DistilSettings, student_settings: StudentSettings, argument
         # 3. The teacher, and the model that the student begins as if one is named
         teacher = load_teacher(settings.teacher, arguments.device)
         check_vocabulary(student_settings, teacher)
-        start = load_student(student_settings, teacher)
+        of_teacher = student_settings.student == settings.teacher
+        start = load_student(student_settings, teacher, of_teacher)
 
         # 4. The teacher's token states and vectors of these texts
         folder = run.folder / "teacher"
@@ -50,7 +51,7 @@ def distil(settings: DistilSettings, student_settings: StudentSettings, argument
 
         # 5. The student; a new one begins as a table of the mean states of each token
         set_seed(arguments.seed)
-        student = build_student(student_settings, teacher, targets, start, settings.nearest_texts)
+        student = build_student(student_settings, teacher, targets, start, settings.nearest_texts, of_teacher)
 
         # 6. Training to the end; then the model, its card and the log are saved
         trainer = DistilTrainer(student, settings, arguments, targets, held_out, run)

@@ -1,7 +1,8 @@
 """A small student whose vectors lie in its teacher's space, and its loss.
 
-The student is a NeoBERT with mean pooling, a linear layer to the teacher's dimensions, and vectors of length 1. It does
-not begin with random weights:
+A student may begin as some layers of the teacher, and then keeps the teacher's pooling. Any other is a NeoBERT with
+mean pooling, a linear layer to the teacher's dimensions, and vectors of length 1. A new one does not begin with random
+weights:
 
 1. The teacher's token states, divided by their root mean square length, are described in their principal axes.
 2. The embedding of a token begins as the mean of the teacher's last states of that token, in the first `width - 1`
@@ -37,7 +38,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.common.settings import check_numbers
@@ -60,6 +61,8 @@ OTHERS = 4_096
 NEAREST_TEMPERATURE, NEAREST_WEIGHT = 0.03, 2.0
 # Texts whose nearest are looked for at a time.
 ROWS = 512
+# In which the texts of a batch are read by a student that computes padding.
+PARTS = 5
 # The state of a token alone counts as much as this many of its states in texts.
 COUNT_ALONE = 3
 # Texts by which the linear layer is fitted to a teacher whose vectors are not the means of its token states.
@@ -73,7 +76,8 @@ class StudentSettings:
     student: str | None = field(
         default=None,
         metadata={
-            "help": "an embedding model on a NeoBERT to go on with, of the teacher's vocabulary; its sizes count",
+            "help": "an embedding model of the teacher's vocabulary to go on with: on a NeoBERT, or the teacher on "
+            "a BERT; its sizes count",
             "path": "or Hub id",
         },
     )
@@ -104,13 +108,15 @@ class Student(nn.Module):
     """The model in training, with its loss.
 
     Args:
-        model: encoder, mean pooling, linear layer and normalisation.
+        model: encoder, pooling, perhaps a linear layer, and normalisation.
         head: maps the encoder's token states to the teacher's, divided by `scale`. None if the model's own linear layer
-            does, which is so if the teacher's vectors are the means of its token states. It is not in the saved model.
+            does, which is so if the teacher's vectors are the means of its token states, or if the states need no map.
+            It is not in the saved model.
         targets: of the texts that it learns from.
         entries: the ids of the teacher's vocabulary that it knows, in ascending order.
         nearest_texts: with so many texts that are nearest to it for the teacher, and as many others, each is compared;
             0 for `OTHERS` alone.
+        of_teacher: whether the model is made of layers of the teacher, whose states need no map.
 
     Attributes:
         numbers: the student's id of each of the teacher's ids.
@@ -126,9 +132,10 @@ class Student(nn.Module):
         targets: Targets,
         entries: Sequence[int],
         nearest_texts: int = 0,
+        of_teacher: bool = False,
     ):
         super().__init__()
-        self.model, self.head = model, head
+        self.model, self.head, self.of_teacher = model, head, of_teacher
         numbers = torch.zeros(entries[-1] + 1, dtype=torch.long)
         numbers[list(entries)] = torch.arange(len(entries))
         self.register_buffer("numbers", numbers, persistent=False)
@@ -139,7 +146,7 @@ class Student(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0))
 
     @property
-    def encoder(self) -> NeoBERTModel:
+    def encoder(self) -> PreTrainedModel:
         return self.model[0].model
 
     @property
@@ -157,14 +164,14 @@ class Student(nn.Module):
         """The loss of a batch, see the top of this file.
 
         Shape:
-            `numbers` of the texts in `Targets` (texts,); the teacher's `input_ids` and `attention_mask` (texts,
-            longest); its `states` of all tokens, one text after the other, (tokens, teacher's width); its `vectors`
-            (texts, dimensions).
+            `numbers` of the texts in `Targets` (texts,), which are sorted by length; the teacher's `input_ids` and
+            `attention_mask` (texts, longest); its `states` of all tokens, one text after the other, (tokens, teacher's
+            width); its `vectors` (texts, dimensions).
         """
-        outputs = self.model({"input_ids": self.numbers[input_ids], "attention_mask": attention_mask})
-        found_states = (self.head or self.linear)(outputs["token_embeddings"][attention_mask.bool()])
+        found_states, found = self.read(self.numbers[input_ids], attention_mask)
+        found_states = found_states / self.scale if self.of_teacher else (self.head or self.linear)(found_states)
         with torch.autocast(input_ids.device.type, enabled=False):
-            found_states, found = found_states.float(), outputs["sentence_embedding"].float()
+            found_states, found = found_states.float(), found.float()
             wanted_states, wanted = states.float() / self.scale, F.normalize(vectors.float(), dim=1)
             of_states = (found_states - wanted_states).square().sum(1).mean()
             of_vectors = 1 - (found * wanted).sum(1).mean()
@@ -172,6 +179,18 @@ class Student(nn.Module):
             within_batch = difference(found @ found.T, wanted @ wanted.T, itself, TEMPERATURE)
             to_others = self.difference_to_others(numbers, found, wanted)
         return {"loss": of_states + 2 * of_vectors + 0.5 * within_batch + to_others}
+
+    def read(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The encoder's states of all tokens (tokens, width), and the vectors (texts, dimensions)."""
+        # BERT computes padding, of which texts of about one length have little.
+        parts = 1 if isinstance(self.encoder, NeoBERTModel) else PARTS
+        states, vectors = [], []
+        for ids, mask in zip(input_ids.chunk(parts), attention_mask.chunk(parts)):
+            mask = mask[:, : mask.sum(1).max()]
+            outputs = self.model({"input_ids": ids[:, : mask.shape[1]], "attention_mask": mask})
+            states.append(outputs["token_embeddings"][mask.bool()])
+            vectors.append(outputs["sentence_embedding"])
+        return torch.cat(states), torch.cat(vectors)
 
     def difference_to_others(self, numbers: torch.Tensor, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """How differently student and teacher see the teacher's vectors of other texts, with its weight in the loss."""
@@ -217,6 +236,7 @@ def build_student(
     targets: Targets,
     start: SentenceTransformer | None = None,
     nearest_texts: int = 0,
+    of_teacher: bool = False,
 ) -> Student:
     """A student with the teacher's prompts; a new one begins as the top of this file describes.
 
@@ -224,8 +244,24 @@ def build_student(
         targets: of the texts that it will learn from.
         start: the model that it begins as, from `load_student`.
         nearest_texts: see `Student`.
+        of_teacher: whether `start` is the teacher, or some of its layers.
     """
+
+    def model_of(modules: list[nn.Module]) -> SentenceTransformer:
+        return SentenceTransformer(
+            modules=modules,
+            prompts=teacher.prompts,
+            default_prompt_name=teacher.default_prompt_name,
+            similarity_fn_name="cosine",
+            device=teacher.device,
+        )
+
     entries: Sequence[int] = range(vocabulary_size(teacher.tokenizer))
+    if of_teacher:
+        normalised = [*start] if isinstance(start[-1], Normalize) else [*start, Normalize()]
+        student = Student(model_of(normalised), None, targets, entries, nearest_texts, of_teacher).to(teacher.device)
+        student.scale.fill_(length_of_states(targets))
+        return student
     if start is not None:
         transformer, *others = start
     else:
@@ -235,13 +271,7 @@ def build_student(
     width, (_, _, states, vector) = transformer.model.config.hidden_size, targets[0]
     fitting = [module for module in others if isinstance(module, Dense) and module.out_features == len(vector)]
     dense = fitting[0] if fitting else Dense(width, len(vector), bias=False, activation_function=nn.Identity())
-    model = SentenceTransformer(
-        modules=[transformer, Pooling(width, pooling_mode="mean"), dense, Normalize()],
-        prompts=teacher.prompts,
-        default_prompt_name=teacher.default_prompt_name,
-        similarity_fn_name="cosine",
-        device=teacher.device,
-    )
+    model = model_of([transformer, Pooling(width, pooling_mode="mean"), dense, Normalize()])
     head = None if means_are_vectors(targets) else nn.Linear(width, states.shape[1], bias=False)
     student = Student(model, head, targets, entries, nearest_texts).to(teacher.device)
     if start is None:
@@ -312,8 +342,13 @@ def with_entries(written: dict[str, Any], entries: Sequence[int]) -> dict[str, A
     return written
 
 
-def load_student(settings: StudentSettings, teacher: SentenceTransformer) -> SentenceTransformer | None:
+def load_student(
+    settings: StudentSettings, teacher: SentenceTransformer, of_teacher: bool
+) -> SentenceTransformer | None:
     """The model that the student begins as, with those of its layers that are kept. None for a new student.
+
+    Args:
+        of_teacher: whether it is the teacher, which may be on a BERT.
 
     Raises:
         ValueError: if it has another encoder, another vocabulary than the teacher, or no such layers.
@@ -323,17 +358,31 @@ def load_student(settings: StudentSettings, teacher: SentenceTransformer) -> Sen
         return None
     model = load_trained_model(path, "student").float()
     encoder = getattr(model[0], "model", None)
-    if not isinstance(encoder, NeoBERTModel):
-        raise ValueError(f"`student` is {path!r}, a model on {type(encoder).__name__}; it must be one on a NeoBERT.")
+    if not isinstance(encoder, NeoBERTModel) and not (of_teacher and isinstance(encoder, BertModel)):
+        raise ValueError(
+            f"`student` is {path!r}, a model on {type(encoder).__name__}; it must be one on a NeoBERT, or the teacher "
+            "on a BERT."
+        )
     if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
         raise ValueError(f"`student` is {path!r}, whose vocabulary is not the teacher's; it must be the same.")
-    blocks = encoder.transformer_encoder
+    blocks = blocks_of(encoder)
     if not all(0 <= number < len(blocks) for number in layers):
         raise ValueError(f"`layers` is {layers}, but {path!r} has the layers 0 to {len(blocks) - 1}.")
     if layers:
-        encoder.transformer_encoder = nn.ModuleList(blocks[number] for number in layers)
+        kept = [blocks[number] for number in layers]
+        del blocks[:]
+        blocks.extend(kept)
         encoder.config.num_hidden_layers = len(layers)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            # What the teacher computed is the same each time.
+            module.p = 0.0
     return model
+
+
+def blocks_of(encoder: PreTrainedModel) -> nn.ModuleList:
+    """The layers of a NeoBERT or a BERT."""
+    return encoder.transformer_encoder if isinstance(encoder, NeoBERTModel) else encoder.encoder.layer
 
 
 def means_are_vectors(targets: Targets) -> bool:

@@ -13,7 +13,7 @@ from neobert_hf.common.recipe import Result
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.sources import list_of
-from neobert_hf.distillation.student import Student, cosine_to_teacher
+from neobert_hf.distillation.student import Student, blocks_of, cosine_to_teacher
 from neobert_hf.distillation.teacher import Targets
 from neobert_hf.embeddings.space import write_teacher
 from neobert_hf.training.arguments import BF16, fast_bfloat16, fix, follow_hardware, refused_by
@@ -100,10 +100,10 @@ class DistilArguments(TrainingArguments):
 def collate(texts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]], padding: int) -> dict[str, torch.Tensor]:
     """The inputs of `Student` for texts of `Targets`.
 
-    The texts of a batch have all lengths, since NeoBERT does not compute padding. In batches of one length each step
-    undid a part of what the one before had learned for other lengths: the cosine was 0.695 after 200 steps, not 0.718.
+    They are sorted by length, but a batch has all lengths. In batches of one length each step undid a part of what the
+    one before had learned for other lengths: the cosine was 0.695 after 200 steps, not 0.718.
     """
-    numbers, ids, states, vectors = zip(*texts)
+    numbers, ids, states, vectors = zip(*sorted(texts, key=lambda text: len(text[1])))
     lengths = torch.tensor([len(each) for each in ids])
     padded = nn.utils.rnn.pad_sequence([each.long() for each in ids], batch_first=True, padding_value=padding)
     mask = (torch.arange(padded.shape[1]) < lengths[:, None]).long()
@@ -119,12 +119,12 @@ def collate(texts: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]], p
 CARD = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
-tags: [sentence-transformers, feature-extraction, neobert]
+tags: [sentence-transformers, feature-extraction, {kind}]
 ---
 
 # {layers} x {width}, distilled from {name}
 
-A NeoBERT of {parameters:,} parameters whose vectors lie in the space of its teacher, {teacher}:
+A model of {parameters:,} parameters whose vectors lie in the space of its teacher, {teacher}:
 an index that the teacher made can be searched with them. Its cosine to the teacher's vectors is {cosine:.3f} on texts
 that it did not learn from.
 
@@ -167,7 +167,7 @@ class DistilTrainer(ResumableTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with three learning rates: of the embeddings, of the blocks, and half of the former for the rest."""
         encoder, arguments, rate = self.model.encoder, self.args, self.distil_settings.embedding_learning_rate
-        embeddings, blocks = [encoder.encoder.weight], list(encoder.transformer_encoder.parameters())
+        embeddings, blocks = [encoder.get_input_embeddings().weight], list(blocks_of(encoder).parameters())
         known = set(embeddings + blocks)
         others = [weight for weight in self.model.parameters() if weight not in known]
         groups = [
@@ -196,6 +196,7 @@ class DistilTrainer(ResumableTrainer):
         output, model, settings = self.run.folder, self.model.model, self.distil_settings
         cosine = cosine_to_teacher(model, self.eval_dataset)
         card = CARD.format(
+            kind=model[0].model.config.model_type,
             layers=model[0].model.config.num_hidden_layers,
             width=model[0].model.config.hidden_size,
             name=Path(settings.teacher).name,

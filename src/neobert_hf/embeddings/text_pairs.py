@@ -25,7 +25,7 @@ from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.data.held_out import is_held_out
 from neobert_hf.data.rows import is_empty
-from neobert_hf.data.sources import name_of, stream_text
+from neobert_hf.data.sources import stream_text
 
 
 # Markdown's `## Title`, and reStructuredText's title with a line of marks under it and perhaps another one above.
@@ -133,9 +133,7 @@ def pairs_of_documents(settings: TextPairSettings) -> DatasetDict:
             trained |= {query, positive} if part == "train" else set()
         if not found[part]:
             where = " to hold out: raise `held_out`, or add documents" if part == "held_out" else ""
-            raise ValueError(
-                f"{name_of(settings.source)!r} gives no pair of the kinds {', '.join(settings.kinds)}{where}."
-            )
+            raise ValueError(f"The documents give no pair of the kinds {', '.join(settings.kinds)}{where}.")
     return DatasetDict({part: Dataset.from_list(pairs) for part, pairs in found.items()})
 
 

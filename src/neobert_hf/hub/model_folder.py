@@ -135,8 +135,10 @@ def load_model(cls: type[NeoBERTPreTrainedModel], folder: Path | None, **options
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """`model.safetensors`, or the shards that an index names; ValueError if one lies outside of the folder."""
+    """`model.safetensors`, or the shards that an index names; ValueError if there are none, or one lies elsewhere."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if not single.is_file() and not index.is_file():
+        raise ValueError(f"{folder} holds no model.safetensors: give a folder that a training wrote.")
     # If there are both, Transformers loads the single file.
     if single.is_file() or not index.is_file():
         return [single]
