@@ -59,13 +59,16 @@ def test_file_then_flags(tmp_path):
         ("steps: 1\n", ["--rat=2"], "'--rat'.*'--rate'"),
         ("rate: 1\n", ["--steps", "many"], "--steps.*many"),
         ("rate: 1\n", ["rows.csv"], "'rows.csv' .*without its setting"),
-        # Of two, the parser would take the last one in silence.
-        ("rate: 1\n", ["--steps", "1", "--steps=2"], "`--steps` .*twice"),
     ],
 )
 def test_errors_name_the_setting(tmp_path, text, flags, message):
     with pytest.raises(ValueError, match="(?s)" + message):
         parse(tmp_path, text, *flags)
+
+
+def test_of_a_flag_that_stands_twice_the_last_one_counts_and_is_noted(tmp_path, capsys):
+    assert parse(tmp_path, "rate: 1\n", "--steps", "1", "--steps=2").steps == 2
+    assert "`--steps` stands" in capsys.readouterr().err
 
 
 @dataclass

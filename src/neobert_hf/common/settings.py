@@ -126,9 +126,9 @@ def parse_config(*kinds: type, args: list[str] | None = None, positional: tuple[
     args = [f"--{name}={word}" for name, word in zip(positional, words)] + args[len(words) :]
     parser = SettingsParser(kinds)
     flags = [word.split("=")[0].removeprefix("--") for word in args if word.startswith("--")]
-    if twice := [name for name in dict.fromkeys(flags) if flags.count(name) > 1]:
-        # The parser would take the last one in silence.
-        raise ValueError(f"`--{twice[0]}` stands on the command line twice: write it once.")
+    for name in dict.fromkeys(flags):
+        if flags.count(name) > 1:
+            print(f"note: `--{name}` stands on the command line twice; the last one counts.", file=sys.stderr)
 
     # What is needed may be given in the file, and the flag of what is needed may be misspelt.
     needed = [action for action in parser.settings.values() if action.required]
