@@ -13,7 +13,6 @@ were not trained for it, as those of `models/minilm_3_layers` were. Each of the 
 documents that each of them finds with BM25, as `query` does, for the first `--reranked_queries` queries.
 """
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,13 +112,13 @@ def similarities(
     return found
 
 
-def cut(teacher: SentenceTransformer, kept: Sequence[int] = KEPT) -> SentenceTransformer:
+def cut(teacher: SentenceTransformer) -> SentenceTransformer:
     """A copy of the teacher with some of its layers, if it has them, and as it is if not."""
     model = deepcopy(teacher)
     layers = getattr(getattr(model[0].model, "encoder", None), "layer", ())
-    if len(layers) > max(kept):
-        model[0].model.encoder.layer = nn.ModuleList(layers[number] for number in kept)
-        model[0].model.config.num_hidden_layers = len(kept)
+    if len(layers) > max(KEPT):
+        model[0].model.encoder.layer = nn.ModuleList(layers[number] for number in KEPT)
+        model[0].model.config.num_hidden_layers = len(KEPT)
     return model
 
 

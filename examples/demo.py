@@ -42,6 +42,7 @@ from neobert_hf.data.sample_text import python_documentation
 from neobert_hf.data.shards import prepared_tokenizer
 from neobert_hf.data.sources import list_of
 from neobert_hf.pretraining import pretrain
+from neobert_hf_cli import short_errors
 
 
 SENTENCES = ["Returns [MASK] if the file exists, False otherwise.", "Return the number [MASK] items in the list."]
@@ -203,9 +204,8 @@ def report(settings: DemoArguments, numbers: dict, seconds: float) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        with short_errors("demo.py"):
+            main()
     except KeyboardInterrupt:
         # What the training says of its checkpoint does not hold here.
         sys.exit("Stopped: the same command begins anew.")
-    except (ValueError, OSError) as error:  # About a setting or a file: the message says all.
-        sys.exit(f"demo.py: {error}")

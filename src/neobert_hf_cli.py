@@ -7,7 +7,8 @@ This module lies beside the package, since importing the package imports torch: 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
@@ -85,27 +86,34 @@ def load(command: str) -> Callable:
 
 
 def run(command: str, args: list[str] | None = None) -> None:
-    """Run a command, and end the process as a command should.
-
-    An error about a setting or a file that this package raises ends the process with its message alone. Every other
-    error keeps its traceback, which is needed to find a bug: those that libraries raise, and other kinds.
-    """
+    """Run a command, and end the process as a command should."""
     args = sys.argv[1:] if args is None else args
     if {"-h", "--help"} & set(args):
         print((PACKAGE / "help" / f"{command}.txt").read_text(encoding="utf-8"), end="")
         return
     try:
-        function = load(command)
-        if "--help_all" in args:
-            print(import_module("neobert_hf.common.help").help_of(function, everything=True))
-            return
-        status = function.main(args)
+        with short_errors(command):
+            function = load(command)
+            if "--help_all" in args:
+                print(import_module("neobert_hf.common.help").help_of(function, everything=True))
+                return
+            status = function.main(args)
         _end(status if isinstance(status, int) else 0)
     except KeyboardInterrupt as stopped:
         # Trainings save a checkpoint first. What the others have finished stays.
         if os.environ.get("RANK", "0") == "0":
             print(str(stopped) or "Stopped: the same command goes on with what is left.", file=sys.stderr)
         _end(128 + getattr(stopped, "signal", signal.SIGINT))
+
+
+@contextmanager
+def short_errors(command: str) -> Iterator[None]:
+    """An error about a setting or a file that this package raises ends the process with its message alone.
+
+    Every other error keeps its traceback, which is needed to find a bug: those that libraries raise, and other kinds.
+    """
+    try:
+        yield
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         place = Path(extract_tb(error.__traceback__)[-1].filename).resolve()
         if place != Path(__file__).resolve() and not place.is_relative_to(PACKAGE.resolve()):

@@ -88,5 +88,5 @@ def test_a_place_is_no_setting_and_what_differs_is_named():
     assert str(error.value).count(" there, ") == 2
     assert "data.test: 'y' there, 'z' now" in str(error.value) and "vocab_size: 9 there, 8 now" in str(error.value)
     # Of two checksums a user can read one thing.
-    with pytest.raises(SettingsMismatch, match="  rows: another content\nDo this."):
+    with pytest.raises(SettingsMismatch, match="  rows: one content there, another now\nDo this."):
         check_same_identity("run", {"rows": fingerprint("a")}, {"rows": fingerprint("b")}, "Do this.")

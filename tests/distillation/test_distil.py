@@ -159,7 +159,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(distil, students, teachers, 
 
 def test_a_trained_student_learns_to_tell_near_texts_apart(distil, students, teachers, corpus, tmp_path):
     """And interrupted, it ends with the same bits."""
-    trained = {"student": students["normalised"] / "model", "eval_strategy": "no"}
+    # At four times this rate the ratio was between 0.80 and 0.94 in five seeds; at this one, between 0.81 and 0.88.
+    trained = {"student": students["normalised"] / "model", "eval_strategy": "no", "learning_rate": 5e-4}
     random, nearest = (distil(tmp_path / str(count), nearest_texts=count, **trained) for count in (0, 30))
     texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
     folders = (teachers["normalised"], random / "model", nearest / "model")

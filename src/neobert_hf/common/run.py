@@ -211,7 +211,7 @@ def check_same_identity(where: str | Path, stored: dict, current: dict, advice: 
 def _change(old: Any, new: Any) -> str:
     # Two checksums say nothing that a user could read.
     if all(isinstance(value, str) and CHECKSUM.fullmatch(value) for value in (old, new)):
-        return "another content"
+        return "one content there, another now"
     return f"{_short(old)} there, {_short(new)} now"
 
 

@@ -135,10 +135,8 @@ def load_model(cls: type[NeoBERTPreTrainedModel], folder: Path | None, **options
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """`model.safetensors`, or the shards that an index names; ValueError if there are none, or one lies elsewhere."""
+    """`model.safetensors`, or the shards that an index names; ValueError if one lies outside of the folder."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if not single.is_file() and not index.is_file():
-        raise ValueError(f"{folder} holds no model.safetensors: give a folder that a training wrote.")
     # If there are both, Transformers loads the single file.
     if single.is_file() or not index.is_file():
         return [single]
@@ -149,7 +147,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
+    """The tensors of a folder, by name; ValueError if it has none in safetensors."""
+    files = weight_files(folder)
+    if not files[0].is_file():
+        raise ValueError(f"{folder} holds no {files[0].name}: give a folder that a training wrote.")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def has_tokenizer(folder: Path) -> bool:
