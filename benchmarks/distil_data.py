@@ -1,4 +1,4 @@
-"""Make the texts and pairs that models/distilled learned last, from packages of Debian and Python.
+"""Make the texts and pairs that the small models learned last, from packages of Debian and Python.
 
     python benchmarks/data.py --output_dir data/benchmark
     python benchmarks/distil_data.py data/benchmark runs/packages runs/small
@@ -6,6 +6,7 @@
 `texts.parquet` has so many characters of each source, in whole documents: manuals of Debian packages, a dictionary of
 English, collected sayings; Python files of the libraries that are installed here, and what they say of themselves; the
 manuals, definitions and computing terms of data.py; and questions, which rules make of sentences that answer them.
+`more_texts.parquet` has as many of manuals on other subjects, and of what the first file leaves of each source.
 `apt-get download` fetches the packages that are missing, without root. They carry their own licences. Nothing in it is
 from the packages of kinds_data.py, a FAQ of a package, a manual page of a command, a description of a package, an
 entry of the tests of data.py, or about Perl.
@@ -20,6 +21,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +36,21 @@ MANUALS = (
     "kicad-doc-en keystone-doc libboost1.74-doc libgtk-3-doc lilypond-doc-html mailman3-doc "
     "maxima-doc neutron-doc nodejs-doc nova-doc openjdk-17-doc postfix-doc python-biopython-doc "
     "python-sqlalchemy-doc rust-doc sphinx-doc subversion tkgate-doc varnish-doc vim-doc wireshark-doc"
+).split()
+# Other subjects, for models/minilm_3_layers.
+MORE_MANUALS = (
+    "ant-doc apcupsd-doc apt-doc argyll-doc asymptote-doc avrdude-doc awesome-doc backup-manager-doc beets-doc "
+    "bird2-doc blends-doc bochs-doc borgbackup-doc buildbot-doc bup-doc c++-annotations-html cedar-backup3-doc "
+    "cinder-doc clamav-doc clisp-doc cockpit-doc courier-doc cyrus-sasl2-doc davical-doc debian-history "
+    "debian-reference-en denemo-doc diceware-doc doublecmd-help-en ecasound-doc eqonomize-doc fontforge-doc frr-doc "
+    "ganeti-doc gettext-doc glpk-doc gnumed-doc gpsbabel-doc gretl-doc groovy-doc harden-doc httrack-doc icu-doc "
+    "jargon-text kea-doc keepass2-doc khal-doc kitty-doc knot-doc knot-resolver-doc krb5-doc lava-server-doc "
+    "lifelines-doc lirc-doc live-manual-html lua5.2-doc m4-doc mailutils-doc maint-guide mame-doc mapserver-doc "
+    "mh-book mit-scheme-doc modem-manager-gui-help mopidy-doc mypy-doc nethack-spoilers nextcloud-desktop-doc "
+    "ntpsec-doc nut-doc ocrmypdf-doc openafs-doc openmpi-doc pcp-doc pelican-doc pgbackrest-doc pipewire-doc "
+    "proftpd-doc puredata-doc putty-doc rear-doc rhythmbox-doc rsyslog-doc rt4-doc-html scons-doc slurm-wlm-doc "
+    "solfege-doc supervisor-doc swi-prolog-doc sylpheed-doc systemtap-doc tomcat10-docs tryton-server-doc "
+    "weechat-doc xen-doc xorg-docs yaws-doc"
 ).split()
 OTHERS = ["dict-gcide", "fortunes"]
 MODULES = (
@@ -84,9 +101,14 @@ def python_files(folder: Path) -> list[str]:
     return [read(file) for file in files]
 
 
+def manuals(packages: Path, names: list[str]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Names and documents; a package that is not there is left out."""
+    yield from ((name, manual(packages, name)) for name in names if (packages / name).exists())
+
+
 def sources(data: Path, packages: Path) -> Iterator[tuple[str, Iterable[str]]]:
-    """Names and documents of each source; a package that is not there is left out."""
-    yield from ((name, manual(packages, name)) for name in MANUALS if (packages / name).exists())
+    """Names and documents of each source."""
+    yield from manuals(packages, MANUALS)
     yield from other_texts(packages)
     installed = Path(sysconfig.get_path("purelib"))
     yield from ((name, python_files(installed / name)) for name in MODULES)
@@ -108,17 +130,31 @@ def questions_of(document: str) -> Iterator[str]:
         yield from (question.format(found) for found in re.findall(sentence, text))
 
 
-def write_texts(data: Path, packages: Path, output: Path) -> None:
+def usable(documents: Iterable[str]) -> Iterator[str]:
+    for document in documents:
+        if len(document) >= SHORTEST and not re.search(r"(?i)\bperl", document):
+            yield document[:LONGEST]
+
+
+def rest_of(documents: Iterable[str]) -> Iterator[str]:
+    """What `write_texts` leaves of a source."""
+    size = 0
+    for document in usable(documents):
+        if size >= MOST:
+            yield document
+        size += len(document)
+
+
+def write_texts(found: Iterable[tuple[str, Iterable[str]]], output: Path) -> None:
     rows, questions = [], set()
-    for name, documents in sources(data, packages):
+    for name, documents in found:
         size = 0
-        for document in documents:
-            if len(document) >= SHORTEST and not re.search(r"(?i)\bperl", document):
-                rows.append((name, document[:LONGEST]))
-                questions.update(questions_of(document[:LONGEST]))
-                size += len(document[:LONGEST])
-                if size >= MOST:
-                    break
+        for document in usable(documents):
+            rows.append((name, document))
+            questions.update(questions_of(document))
+            size += len(document)
+            if size >= MOST:
+                break
         print(f"{name}: {size:,} characters", flush=True)
     print(f"{len(questions):,} questions")
     names, texts = zip(*rows, *(("questions", question) for question in sorted(questions)))
@@ -137,8 +173,10 @@ def write_dictionaries(data: Path, output: Path) -> None:
 
 def main(data: Path, packages: Path, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    fetch(packages, [*MANUALS, *OTHERS])
-    write_texts(data, packages, output / "texts.parquet")
+    fetch(packages, [*MANUALS, *MORE_MANUALS, *OTHERS])
+    write_texts(sources(data, packages), output / "texts.parquet")
+    left = ((name, rest_of(documents)) for name, documents in sources(data, packages))
+    write_texts(chain(manuals(packages, MORE_MANUALS), left), output / "more_texts.parquet")
     write_dictionaries(data, output)
 
 

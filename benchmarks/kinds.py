@@ -3,10 +3,10 @@
     python benchmarks/kinds_data.py packages data/kinds
     python benchmarks/kinds.py --data data/kinds
 
-Five kinds of searches, each with its own documents: questions of FAQs, titles of sections, the purpose of a command and
-its manual page, the short description of a package and its long one, a docstring and its code. `test_` files chose
-nothing; `choose_` files are for choosing among models. Shares are of the teacher's nDCG@10, with 95% intervals of a
-bootstrap over the queries.
+Six searches, each with its own documents: questions of FAQs, of two sets of packages, titles of sections, the purpose
+of a command and its manual page, the short description of a package and its long one, a docstring and its code.
+`test_` files chose nothing; `choose_` files are for choosing among models. Shares are of the teacher's nDCG@10, with
+95% intervals of a bootstrap over the queries.
 
 Beside the models stand BM25, static vectors of the teacher as in model2vec, and three of the teacher's layers, which
 were not trained for it, as those of `models/minilm_3_layers` were. Each of the `--rerankers` orders anew the first 50
@@ -189,18 +189,19 @@ def page(found: list[dict]) -> list[str]:
         rows = [[name, *cells(name, way, "share")] for name in names if name != TEACHER]
         rows = [row for row in rows if set(row[1:]) != {"-"}]
         paragraphs += [table([way, *kinds], rows)] if rows else []
-    for title in found[0]["scores"][TEACHER].get(RERANKED, ()):
-        read_behind = [name for name in names if RERANKED in found[0]["scores"][name]]
-        by_name = {name: [kind["scores"][name][RERANKED][title] for kind in found] for name in read_behind}
+    reranked_kinds = [kind for kind in found if RERANKED in kind["scores"][TEACHER]]
+    for title in reranked_kinds[0]["scores"][TEACHER][RERANKED] if reranked_kinds else ():
+        read_behind = [name for name in names if RERANKED in reranked_kinds[0]["scores"][name]]
+        by_name = {name: [kind["scores"][name][RERANKED][title] for kind in reranked_kinds] for name in read_behind}
         rows = [
             [name, *("{:.3f}, {:+.3f} ({:+.3f} to {:+.3f})".format(each["ndcg"], *each["gain"]) for each in of_kinds)]
             for name, of_kinds in by_name.items()
         ]
-        queries = ["queries", *(kind["reranked queries"] for kind in found)]
+        queries = ["queries", *(kind["reranked queries"] for kind in reranked_kinds)]
         paragraphs += [
             f"What each of them found with BM25 (BM25: alone), of which {title} ordered the first {FIRST} anew. "
             "nDCG@10, and what it gains on the same queries, with 95% intervals over them:",
-            table([title, *kinds], [queries, *rows]),
+            table([title, *(kind["kind"].replace("_", " ") for kind in reranked_kinds)], [queries, *rows]),
         ]
     return paragraphs
 

@@ -46,3 +46,14 @@ def test_the_first_of_each_group_stays_and_evaluation_texts_go(corpus, tmp_path)
     counts = read_manifest(tmp_path / "prepared").counts
     names = ("kept", "exact", "near", "contaminated", "read", "documents")
     assert [counts[name] for name in names] == [9, 1, 1, 1, 9, 9]
+
+
+def test_texts_without_spaces_and_without_words_are_compared_by_what_they_have(tmp_path):
+    """A Chinese text with one character changed goes; a line of dashes and one of stars are two texts."""
+    generator = random.Random(0)
+    chinese = "".join(chr(generator.randrange(0x4E00, 0x9FFF)) for _ in range(300))
+    rows = [chinese, chinese[:100] + "一" + chinese[101:], "---", "***"]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "texts.parquet")
+    deduplicate(source=tmp_path / "texts.parquet", output_dir=tmp_path / "clean")
+    (file,) = (tmp_path / "clean" / "texts").glob("*.parquet")
+    assert pq.read_table(file)["text"].to_pylist() == [chinese, "---", "***"]

@@ -201,7 +201,10 @@ def test_a_student_may_begin_as_some_layers_of_a_larger_neobert(distil, corpus, 
 
 @pytest.mark.parametrize("name", ["normalised", "free"])
 def test_a_student_may_begin_as_some_layers_of_a_teacher_on_a_bert(distil, teachers, corpus, tmp_path, name):
-    """It keeps the teacher's pooling, and what follows it; interrupted, it ends with the same bits."""
+    """It keeps the teacher's pooling, and what follows it, also when it goes on as the student of another run.
+
+    Interrupted, it ends with the same bits.
+    """
     texts = list(stream_text(str(corpus / "validation.jsonl"), "text"))
     wanted = SentenceTransformer(str(teachers[name])).encode(texts, convert_to_tensor=True)
     settings = {"teacher": teachers[name], "student": teachers[name]}
@@ -214,6 +217,9 @@ def test_a_student_may_begin_as_some_layers_of_a_teacher_on_a_bert(distil, teach
     model = SentenceTransformer(str(half / "model"))
     assert len(model[0].model.encoder.layer) == model[0].model.config.num_hidden_layers == 1
     check_student(str(half / "model"), {"weights": weights_fingerprint(teachers[name])}, "the index")
+    on = distil(tmp_path / "on", teacher=teachers[name], student=half / "model", **UNTRAINED) / "model"
+    found = SentenceTransformer(str(on)).encode(texts, convert_to_tensor=True)
+    assert F.cosine_similarity(model.encode(texts, convert_to_tensor=True), found).min() > 0.999
     interrupted_copy(half, tmp_path / "again", after=20)
     distil(tmp_path / "again", **settings, layers="1")
     assert_same_weights(tmp_path / "again", half)
@@ -253,7 +259,8 @@ def test_the_larger_shipped_model_is_made_by_one_file(tmp_path, corpus, monkeypa
     modules = [Transformer(str(tmp_path / "bert"), max_seq_length=48), Pooling(32, pooling_mode="mean"), Normalize()]
     SentenceTransformer(modules=modules).save(str(tmp_path / "teacher"), create_model_card=False)
     texts = list(stream_text(str(corpus / "train.jsonl"), "text"))
-    write_parquet(tmp_path / "work/texts.parquet", Dataset.from_dict({"text": texts}))
+    for name in ("texts", "more_texts"):
+        write_parquet(tmp_path / f"work/{name}.parquet", Dataset.from_dict({"text": texts}))
     reduced = {"max_steps": 2, "use_cpu": True, "passages": 40}
     monkeypatch.setattr(
         recipe,

@@ -32,7 +32,9 @@ from neobert_hf.data.parts import Part, do_parts, plan_parts, read_part, read_te
 from neobert_hf.data.preparing import REMOVED
 
 
-WORD = re.compile(r"\w+")
+# Chinese and Japanese have no spaces: each of their characters counts as a word.
+WITHOUT_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+WORD = re.compile(rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+")
 # Two texts are compared by their runs of this many words.
 SHINGLE = 5
 # A text is contaminated if it shares a run of this many words with an evaluation text.
@@ -120,10 +122,9 @@ def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -
     """
     exact, bands, contaminated = [], [], []
     for text in read_texts(part, settings.column):
-        words = WORD.findall(text.lower())
         exact.append(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")))
         signature = RMinHash(num_perm=settings.bands * settings.rows_per_band, seed=0)
-        signature.update(_runs(words, SHINGLE))
+        signature.update(_runs(text, SHINGLE))
         values = np.array(signature.digest(), dtype=np.uint32).reshape(settings.bands, settings.rows_per_band)
         bands.append([xxhash.xxh3_64_intdigest(band.tobytes()) for band in values])
         contaminated.append(bool(len(evaluation)) and bool(np.isin(runs_of([text]), evaluation).any()))
@@ -134,11 +135,13 @@ def sign_part(part: Part, settings: DuplicateSettings, evaluation: np.ndarray) -
 
 def runs_of(texts: Iterable[str]) -> np.ndarray:
     """Sorted hashes of all runs of 13 words in these texts, uint64; of a shorter text, of all of it."""
-    found = {run for text in texts for run in _runs(WORD.findall(text.lower()), CONTAMINATING)}
+    found = {run for text in texts for run in _runs(text, CONTAMINATING)}
     return np.sort(np.array([xxhash.xxh3_64_intdigest(run.encode()) for run in found], dtype=np.uint64))
 
 
-def _runs(words: list[str], length: int) -> list[str]:
+def _runs(text: str, length: int) -> list[str]:
+    # A text without words, such as a line of dashes, is like none but itself.
+    words = WORD.findall(text.lower()) or [text]
     return [" ".join(words[start : start + length]) for start in range(max(1, len(words) - length + 1))]
 
 

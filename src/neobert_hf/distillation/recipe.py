@@ -41,8 +41,7 @@ def distil(settings: DistilSettings, student_settings: StudentSettings, argument
         # 3. The teacher, and the model that the student begins as if one is named
         teacher = load_teacher(settings.teacher, arguments.device)
         check_vocabulary(student_settings, teacher)
-        of_teacher = student_settings.student == settings.teacher
-        start = load_student(student_settings, teacher, of_teacher)
+        start, of_teacher = load_student(student_settings, teacher, settings.teacher)
 
         # 4. The teacher's token states and vectors of these texts
         folder = run.folder / "teacher"

@@ -1,8 +1,8 @@
 """A small student whose vectors lie in its teacher's space, and its loss.
 
-A student may begin as some layers of the teacher, and then keeps the teacher's pooling. Any other is a NeoBERT with
-mean pooling, a linear layer to the teacher's dimensions, and vectors of length 1. A new one does not begin with random
-weights:
+A student may begin as some layers of the teacher, and then keeps the teacher's pooling, also when it goes on. Any
+other is a NeoBERT with mean pooling, a linear layer to the teacher's dimensions, and vectors of length 1. A new one
+does not begin with random weights:
 
 1. The teacher's token states, divided by their root mean square length, are described in their principal axes.
 2. The embedding of a token begins as the mean of the teacher's last states of that token, in the first `width - 1`
@@ -41,12 +41,14 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.common.fingerprints import weights_fingerprint
 from neobert_hf.common.settings import check_numbers
 from neobert_hf.common.tokenizers import clear_truncation
 from neobert_hf.data.tokenizer import INPUTS
 from neobert_hf.distillation.teacher import Targets, states_alone
 from neobert_hf.embeddings.models import load_trained_model
 from neobert_hf.embeddings.prompts import prompt_of
+from neobert_hf.embeddings.space import teacher_of
 from neobert_hf.training.arguments import fast_bfloat16
 
 
@@ -76,8 +78,8 @@ class StudentSettings:
     student: str | None = field(
         default=None,
         metadata={
-            "help": "an embedding model of the teacher's vocabulary to go on with: on a NeoBERT, or the teacher on "
-            "a BERT; its sizes count",
+            "help": "an embedding model of the teacher's vocabulary to go on with: on a NeoBERT, or on a BERT the "
+            "teacher or a student that began as it; its sizes count",
             "path": "or Hub id",
         },
     )
@@ -343,25 +345,31 @@ def with_entries(written: dict[str, Any], entries: Sequence[int]) -> dict[str, A
 
 
 def load_student(
-    settings: StudentSettings, teacher: SentenceTransformer, of_teacher: bool
-) -> SentenceTransformer | None:
+    settings: StudentSettings, teacher: SentenceTransformer, name: str
+) -> tuple[SentenceTransformer | None, bool]:
     """The model that the student begins as, with those of its layers that are kept. None for a new student.
 
     Args:
-        of_teacher: whether it is the teacher, which may be on a BERT.
+        name: folder or Hub id of the teacher.
+
+    Returns:
+        The model, and whether it is made of layers of the teacher: it is the teacher, or a BERT that learned from it.
 
     Raises:
         ValueError: if it has another encoder, another vocabulary than the teacher, or no such layers.
     """
     path, layers = settings.student, settings.layers
     if not path:
-        return None
+        return None, False
     model = load_trained_model(path, "student").float()
     encoder = getattr(model[0], "model", None)
-    if not isinstance(encoder, NeoBERTModel) and not (of_teacher and isinstance(encoder, BertModel)):
+    # A student that `distil` makes is on a BERT only if it began as its teacher.
+    on_bert = isinstance(encoder, BertModel)
+    of_teacher = path == name or on_bert and (teacher_of(path) or {}).get("weights") == weights_fingerprint(name)
+    if not isinstance(encoder, NeoBERTModel) and not (of_teacher and on_bert):
         raise ValueError(
-            f"`student` is {path!r}, a model on {type(encoder).__name__}; it must be one on a NeoBERT, or the teacher "
-            "on a BERT."
+            f"`student` is {path!r}, a model on {type(encoder).__name__}; it must be one on a NeoBERT, or on a BERT "
+            f"the teacher, {name!r}, or a student that began as it."
         )
     if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
         raise ValueError(f"`student` is {path!r}, whose vocabulary is not the teacher's; it must be the same.")
@@ -377,7 +385,7 @@ def load_student(
         if isinstance(module, nn.Dropout):
             # What the teacher computed is the same each time.
             module.p = 0.0
-    return model
+    return model, of_teacher
 
 
 def blocks_of(encoder: PreTrainedModel) -> nn.ModuleList:

@@ -22,6 +22,12 @@ def write_teacher(folder: Path, teacher: str) -> None:
     write_json(folder / TEACHER_FILE, {"teacher": teacher, "weights": weights_fingerprint(teacher)})
 
 
+def teacher_of(student: str) -> dict[str, str] | None:
+    """Whose vectors a model learned: `teacher`, its name, and `weights`, a hash of them; None if it does not say."""
+    file = cached_file(student, TEACHER_FILE, _raise_exceptions_for_missing_entries=False)
+    return json.loads(Path(file).read_text(encoding="utf-8")) if file is not None else None
+
+
 def check_student(student: str, identity: dict[str, Any], where: str) -> None:
     """Refuse a model whose vectors lie in another space than those of an index.
 
@@ -33,13 +39,12 @@ def check_student(student: str, identity: dict[str, Any], where: str) -> None:
     Raises:
         ValueError: naming the models.
     """
-    file = cached_file(student, TEACHER_FILE, _raise_exceptions_for_missing_entries=False)
-    if file is None:
+    teacher = teacher_of(student)
+    if teacher is None:
         raise ValueError(
             f"{student} has no {TEACHER_FILE}, which `distil` writes to say whose vectors a model learned: take a "
             f"student of {identity['model']}, with whose vectors {where} was made, or no `query_model`."
         )
-    teacher = json.loads(Path(file).read_text(encoding="utf-8"))
     if teacher["weights"] != identity["weights"]:
         raise ValueError(
             f"{student} learned the vectors of {teacher['teacher']}, and {where} holds those of {identity['model']}: "
