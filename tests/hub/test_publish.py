@@ -332,17 +332,23 @@ def test_the_card_of_sentence_transformers_is_joined(hub, work):
     assert {"sentence-transformers", "dense", "neobert"} <= set(card.data.tags)
 
 
-def test_an_own_card_and_its_results(work, tmp_path):
-    """What the user wrote stays; a score replaces the earlier one of the same task and data."""
+def test_an_own_card_and_its_results(work, tmp_path, capsys):
+    """What the user wrote stays; a score replaces the earlier one of the same task and data.
+
+    A link to a file that is not sent is named.
+    """
 
     def result_of(name: str, value: float) -> EvalResult:
         return EvalResult("sts", dataset_type=name, dataset_name=name, metric_type="spearman", metric_value=value)
 
     shutil.copytree(work / "mlm", tmp_path / "mlm")
-    own = ModelCard("---\nlicense: apache-2.0\n---\n\n# Mine\n\nAbout it.\n")
+    own = ModelCard(
+        "---\nlicense: apache-2.0\n---\n\n# Mine\n\nAbout it, as [here](../notes.md#top) and [there](https://a.b).\n"
+    )
     own.data.model_name, own.data.eval_results = "mlm", [result_of("STS12", 0.5), result_of("STS13", 0.6)]
     own.save(tmp_path / "mlm" / "README.md")
     (tmp_path / "facts.yaml").write_text(yaml.safe_dump({"eval_results": [vars(result_of("STS12", 0.712345))]}))
     card = build(tmp_path, "mlm", tmp_path / "folder", card=str(tmp_path / "facts.yaml"))
-    assert card.text.lstrip().startswith("# Mine\n\nAbout it.\n") and card.data.license == "apache-2.0"
+    assert "links to ../notes.md, which" in capsys.readouterr().out
+    assert card.text.lstrip().startswith("# Mine\n\nAbout it, as [here]") and card.data.license == "apache-2.0"
     assert {each.dataset_name: each.metric_value for each in card.data.eval_results} == {"STS13": 0.6, "STS12": 0.7123}

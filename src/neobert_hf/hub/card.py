@@ -5,6 +5,7 @@ as it is; what follows `MARK` is written anew whenever the model is published. M
 """
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,12 @@ def build_card(
         parameters=f"{count_parameters(folder):,}",
         dtype=str(model.dtype).removeprefix("torch."),
     )
+
+
+def dead_links(folder: Path) -> list[str]:
+    """What the card of a folder links to as a file beside it, and the folder does not hold."""
+    links = re.findall(r"\]\(([^)#\s]+)", (folder / "README.md").read_text(encoding="utf-8"))
+    return [link for link in links if not re.match(r"[a-z]+:", link) and not (folder / link).exists()]
 
 
 def add_results(data: ModelCardData, results: list[EvalResult], repo_id: str) -> None:

@@ -24,7 +24,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from neobert_hf.common.files import atomic_folder, folder_lock, write_json
 from neobert_hf.common.recipe import Result, recipe
 from neobert_hf.embeddings.space import TEACHER_FILE
-from neobert_hf.hub.card import build_card, read_facts
+from neobert_hf.hub.card import build_card, dead_links, read_facts
 from neobert_hf.hub.diagnosis import FAIL, diagnose
 from neobert_hf.hub.golden_outputs import GOLDEN_FILE, record_outputs
 from neobert_hf.hub.model_folder import (
@@ -185,6 +185,8 @@ def build_folder(settings: PublishSettings, folder: Path) -> None:
     # 3. Card and outputs
     address = settings.package_url or PLACEHOLDER
     build_card(folder, model, text_length, settings.repo_id, address, facts).save(folder / "README.md")
+    if links := dead_links(folder):
+        print(f"note: the card links to {', '.join(links)}, which is not sent: give `https://` addresses.", flush=True)
     write_json(folder / GOLDEN_FILE, record_outputs(model.float(), tokenizer))
 
     # 4. Check
