@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def make_model(teacher: str, work: Path) -> Path:
     """The folder of the model: three layers of the teacher, stored as float16, which loads as float32."""
-    learned = distil(
+    first = distil(
         teacher=teacher,
         student=teacher,
         layers=[1, 3, 5],
@@ -32,6 +32,14 @@ def make_model(teacher: str, work: Path) -> Path:
         passages=25_000,
         eval_strategy="no",
         output_dir=work / "3_layers",
+    ).model
+    learned = distil(
+        teacher=teacher,
+        student=first,
+        texts=work / "more_texts.parquet",
+        passages=40_000,
+        eval_strategy="no",
+        output_dir=work / "3_layers_more",
     ).model
     output = work / "shipped_3_layers"
     SentenceTransformer(str(learned), device="cpu").half().save(str(output), create_model_card=False)
