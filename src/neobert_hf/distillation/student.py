@@ -363,9 +363,11 @@ def load_student(
         return None, False
     model = load_trained_model(path, "student").float()
     encoder = getattr(model[0], "model", None)
-    # A student that `distil` makes is on a BERT only if it began as its teacher.
     on_bert = isinstance(encoder, BertModel)
-    of_teacher = path == name or on_bert and (teacher_of(path) or {}).get("weights") == weights_fingerprint(name)
+    of_teacher = path == name
+    if on_bert and (learned_from := teacher_of(path)):
+        # A student that `distil` makes is on a BERT only if it began as its teacher.
+        of_teacher |= learned_from["weights"] == weights_fingerprint(name)
     if not isinstance(encoder, NeoBERTModel) and not (of_teacher and on_bert):
         raise ValueError(
             f"`student` is {path!r}, a model on {type(encoder).__name__}; it must be one on a NeoBERT, or on a BERT "
